@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The network seam of a worker: frames to and from other nodes. The real one is consensus/peer; the simulator's is
+// tests/sim/sim_net.c.
+//
+// Each node pair has lanes, each a TCP connection of its own per direction: control (beats, votes, joins: never behind
+// data), log (appends, acks), session (queue sessions), bulk (snapshots). Frames of one lane arrive in the order sent,
+// or the lane is reset and the upcall `reset` says so. Delivery is not guaranteed across a reset.
+// Thread: the worker that owns the net.
+#pragma once
+#include "node/base/rc.h"
+#include "proto/frame.h"
+#include <sys/uio.h>
+
+enum net_lane { LANE_CONTROL, LANE_LOG, LANE_SESSION, LANE_BULK, LANE_COUNT };
+
+struct net {
+    // Sends one frame. The envelope is copied; the raw ranges are borrowed until net_flush returns, then copied if they
+    // could not be written. If `raw_crc` the sum is computed and appended (session frames).
+    // RC_NOT_CONNECTED, RC_FULL (LIMIT_LANE_OUTPUT_BYTES; `writable` is called when there is room again).
+    enum rc (*send)(struct net *n, uint32_t node, enum net_lane lane, enum frame_type type, struct span envelope,
+                    const struct iovec *raw, int raw_count, bool raw_crc);
+    // Writes what was sent in this turn. Call once at the end of a loop turn.
+    void (*flush)(struct net *n);
+    // Bytes sent but not yet taken by the socket.
+    size_t (*queued)(struct net *n, uint32_t node, enum net_lane lane);
+    bool (*is_connected)(struct net *n, uint32_t node, enum net_lane lane);
+};
+
+enum node_verdict {
+    NODE_ALIVE,    // Beats arrive and it hears ours.
+    NODE_SUSPECT,  // Reset or silent for too long.
+    NODE_DEAD,     // Known to be gone: refused, or back under a higher incarnation (then ALIVE follows).
+};
+
+// Upcalls of a net; each worker registers one struct.
+struct net_upcalls {
+    // A whole, verified frame. `f` is borrowed for the call.
+    void (*frame)(void *ctx, uint32_t node, enum net_lane lane, const struct frame *f);
+    // The lane to `node` was (re)connected: what was in flight before is lost.
+    void (*reset)(void *ctx, uint32_t node, enum net_lane lane);
+    void (*writable)(void *ctx, uint32_t node, enum net_lane lane);
+    // The failure detector's verdict changed (decision 7). A node is alive only after a handshake.
+    void (*node_state)(void *ctx, uint32_t node, enum node_verdict verdict, uint64_t incarnation);
+    void *ctx;
+};

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// The log store of a node: group logs over memtable, WAL files and segments. store/README.md has the formats, the
+// life of an entry, and who may touch what on which thread.
+//
+// One `struct store` a node; one `struct store_worker` a worker, which owns that worker's arena chunks and group logs
+// (`struct glog`). The life of an entry: laid down in an arena chunk (with its sum) -> handed to the WAL in the turn's
+// submission -> durable -> may be evicted from memory (then read by file and offset) -> when its WAL file is retired
+// copied to a segment if it is live (above the snapshot, or in the live set) -> dropped when neither.
+#pragma once
+#include "consensus/consensus.h"
+#include "consensus/wal/wal.h"
+#include "node/base/exec.h"
+#include "node/base/map.h"
+
+struct store;
+struct store_worker;
+struct glog;
+
+// ---- opening ---------------------------------------------------------------------------------------------------
+
+struct store_config {
+    struct disk *disk;
+    uint32_t workers;
+    uint32_t (*worker_of)(void *ctx, uint64_t group);  // Which worker owns a group (shard table).
+    void *worker_of_ctx;
+    uint64_t memtable_bytes;   // Of the node; split evenly over the workers.
+    uint64_t wal_file_bytes;
+    uint32_t wal_align;
+    uint64_t random;
+};
+
+// What recovery found of one group; passed for each group known to checkpoint, segments or WAL.
+struct store_group {
+    uint64_t group;
+    struct glog *log;  // Owned by the store_worker of this group; give it to the host.
+    struct hard_state hard_state;
+    uint64_t snapshot_index, snapshot_term;
+    struct config snapshot_config;  // count = 0 without a snapshot.
+    uint64_t first, last;           // Dense part: snapshot_index + 1 .. last.
+    const struct term_run *runs;
+    uint32_t runs_count;
+    struct config config, config_before;  // As replica_start wants them; count = 0 if no config entry was met.
+    bool is_amnesiac;
+};
+typedef void store_group_fn(void *ctx, const struct store_group *g);
+
+// Reads checkpoint, segments, WAL (blocking; before the threads start). Groups with a tombstone are not reported.
+MUST_USE enum rc store_open(const struct store_config *config, store_group_fn *each, void *each_ctx,
+                            struct wal_report *report, struct store **out);
+void store_close(struct store *s);
+struct wal *store_wal(struct store *s);
+
+struct store_snapshot_source {
+    const struct fsm_ops *ops;
+    struct fsm_snapshot *handle;  // Ended (ops->snapshot_end) by the store on the worker thread.
+    uint64_t index, term;
+    struct config config;  // In force at `index`.
+};
+
+// Binds worker `i`: its cold executor, how to hand a submission to the WAL, and the hooks of retirement.
+struct store_hooks {
+    void (*submit)(void *ctx, struct wal_submission *s);  // To the WAL driver; completion by store_worker_wal_done.
+    // A frozen state of the group as of its applied index for a snapshot, with index, term, config and snapshot handle;
+    // false: not now (nothing applied since the last, or installing).
+    bool (*snapshot_begin)(void *ctx, uint64_t group, struct store_snapshot_source *out);
+    // The group's snapshot at index/term is durable and published; the dense log now starts behind it.
+    void (*snapshot_taken)(void *ctx, uint64_t group, uint64_t index, uint64_t term);
+    // Everything of WAL file `seq` that counts lives in sealed segments now. Called once by the last worker.
+    void (*wal_retired)(void *ctx, uint64_t seq);
+    void *ctx;
+};
+struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct exec *cold, const struct store_hooks *hooks);
+
+// ---- turns -----------------------------------------------------------------------------------------------------
+
+// Hands everything laid down since the last call to the WAL as one submission. `notes` ride with it and come back
+// through the same struct. Call at the end of each loop turn. `*note` (may be NULL) is a list owned by the caller's layer
+// that is moved into the submission.
+void store_worker_flush(struct store_worker *w, struct list *notes);
+// A submission came back from the WAL: records where its bytes are, moves its notes to `notes_out`. Returns its result.
+enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *s, struct list *notes_out);
+// A WAL file was closed: starts retirement of this worker's share of it (jobs on the cold executor).
+void store_worker_file_closed(struct store_worker *w, uint64_t file_seq);
+// Number of the next submission: what is laid down now will be durable when submission `n` has come back.
+uint64_t store_worker_submission(const struct store_worker *w);
+
+uint64_t store_worker_memory(const struct store_worker *w);       // Bytes of chunks now.
+bool store_worker_is_over_budget(const struct store_worker *w);   // Over budget and nothing can be evicted: take no proposals.
+uint64_t store_worker_unsynced_bytes(const struct store_worker *w);
+
+// ---- a group's log -----------------------------------------------------------------------------------------------
+
+struct glog *store_glog_create(struct store_worker *w, uint64_t group);  // For a brand-new group.
+struct glog *store_glog_find(struct store_worker *w, uint64_t group);
+void glog_delete(struct glog *g);  // Writes a tombstone; frees the log; its data is dead.
+
+struct glog_part {
+    const void *ptr;
+    size_t len;
+};
+// Lays down one record at `index` = last + 1 (asserted), copying the parts with the sum in one pass.
+// RC_FULL: over budget (never for is_reserved).
+MUST_USE enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_kind kind, uint32_t aux,
+                             const struct glog_part *parts, uint32_t parts_count, bool is_reserved);
+// Lays down a whole record received from the leader (must be last + 1). RC_CORRUPT: sum differs, nothing was appended.
+MUST_USE enum rc glog_append_record(struct glog *g, struct span record);
+void glog_write_hard_state(struct glog *g, struct hard_state hs);
+void glog_truncate(struct glog *g, uint64_t from);  // Drops entries >= from (from > snapshot index); writes a truncate record.
+uint64_t glog_first(const struct glog *g);  // snapshot index + 1.
+uint64_t glog_last(const struct glog *g);
+
+// The entry at `index`: RC_OK if in memory (borrowed until the end of the turn), RC_COLD, RC_NOT_FOUND.
+MUST_USE enum rc glog_get(struct glog *g, uint64_t index, struct entry *out);
+// Contiguous records from..to as memory ranges, for sending: fills up to `iov_max` ranges and stops before `bytes_max`
+// (but always takes one record). Returns the number of entries; 0 and RC_COLD if `from` is not in memory.
+MUST_USE enum rc glog_ranges(struct glog *g, uint64_t from, uint64_t to, size_t bytes_max, struct iovec *iov, int iov_max,
+                             int *iov_count, uint32_t *entries, struct term_run *runs, uint8_t runs_max, uint8_t *runs_count);
+
+// Reads entries from disk on the cold thread, verified. The records lie back to back in `bytes`.
+struct glog_read {
+    struct job job;
+    uint64_t group;
+    const uint64_t *indexes;  // Ascending; owned by the caller until done.
+    uint32_t indexes_count;
+    size_t bytes_max;         // Stops after this many (at least one).
+    // Result:
+    enum rc rc;               // RC_OK, RC_CORRUPT, RC_IO, RC_NOT_FOUND.
+    struct buf bytes;         // Owned by the reader of the result.
+    uint32_t read_count;
+    void (*done)(struct glog_read *r);  // Worker thread.
+    void *owner;
+};
+void glog_read_start(struct glog *g, struct glog_read *r);
+
+// ---- snapshots -------------------------------------------------------------------------------------------------
+
+// Takes a snapshot now (through hooks.snapshot_begin), in a sealed segment; several requests share one file and sync.
+void glog_snapshot_request(struct glog *g);
+// Bytes of entries appended since the last snapshot (decides whether a snapshot is worth it).
+uint64_t glog_bytes_since_snapshot(const struct glog *g);
+
+// Sending the current snapshot (with its live entries) to a member that is behind: frames' worth of bytes at a time,
+// made on the cold thread. `position` is opaque and starts at 0; `is_last` ends it. Pieces are self-contained: live
+// entries as records, then snapshot chunks as records.
+struct glog_snapshot_info {
+    uint64_t index, term;
+    struct config config;
+};
+MUST_USE enum rc glog_snapshot_info(struct glog *g, struct glog_snapshot_info *out);  // RC_NOT_FOUND without one.
+struct glog_snapshot_read {
+    struct job job;
+    uint64_t index;       // Must be the current snapshot's, else RC_STALE.
+    uint64_t position;    // In: where to go on. Out: the next.
+    size_t bytes_max;
+    enum rc rc;
+    bool is_last;
+    struct buf bytes;
+    void (*done)(struct glog_snapshot_read *r);
+    void *owner;
+};
+void glog_snapshot_read_start(struct glog *g, struct glog_snapshot_read *r);
+
+// Receiving: pieces are written to a segment under construction on the cold thread; the last one seals it, then
+// `installed` is called on the worker: the log is empty behind `index` and the old content is dead.
+struct glog_snapshot_write {
+    struct job job;
+    struct glog_snapshot_info info;
+    uint64_t position;  // Of the sender, echoed for flow control.
+    struct buf bytes;   // Taken.
+    bool is_last;
+    enum rc rc;
+    void (*done)(struct glog_snapshot_write *w);  // Worker thread; after the last one with RC_OK the snapshot is current.
+    void *owner;
+};
+void glog_snapshot_write_start(struct glog *g, struct glog_snapshot_write *w);
+void glog_snapshot_write_abort(struct glog *g);
+
+// Loads the current snapshot's chunks one after another (start-up and after an install): calls each() on the worker
+// thread for every chunk in order, then done().
+struct glog_snapshot_load {
+    struct job job;
+    void (*each)(struct glog_snapshot_load *l, struct span chunk);
+    void (*done)(struct glog_snapshot_load *l, enum rc rc);
+    void *owner;
+    struct buf bytes;    // For the store.
+    uint64_t position;
+    enum rc rc;
+};
+void glog_snapshot_load_start(struct glog *g, struct glog_snapshot_load *l);

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// The disk seam: blocking file operations, called only on threads that may block (WAL, cold, meta) and at start-up.
+//
+// Paths are relative to the data directory the disk was opened on ("wal/...", "seg/..."). The real one is
+// disk_posix.c; the simulator's (tests/sim/sim_disk.c) keeps unsynced writes apart and loses or tears them at a crash.
+// Write and sync errors are final: after the first one the disk refuses everything (P6), see disk.failed.
+#pragma once
+#include "node/base/rc.h"
+#include "node/base/span.h"
+#include <sys/uio.h>
+
+struct disk_file;
+
+enum disk_open_flag {
+    DISK_READ = 1,
+    DISK_WRITE = 2,
+    DISK_CREATE = 4,  // With WRITE: makes the file if it is absent; an existing one keeps its content.
+};
+
+struct disk {
+    enum rc (*open)(struct disk *d, const char *path, int flags, struct disk_file **out);  // RC_NO_FILE, RC_IO
+    void (*close)(struct disk_file *f);
+    // Makes the file at least `bytes` long, on disk (fallocate; size known to the file system). RC_NO_SPACE, RC_IO.
+    enum rc (*allocate)(struct disk_file *f, uint64_t bytes);
+    // Writes all or fails. Unsynced until sync.
+    enum rc (*writev)(struct disk_file *f, const struct iovec *iov, int count, uint64_t offset);
+    enum rc (*sync)(struct disk_file *f);  // fdatasync, or fsync where that is needed.
+    // Reads up to len bytes; *got < len only at the end of the file.
+    enum rc (*read)(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got);
+    enum rc (*size)(struct disk_file *f, uint64_t *out);
+    enum rc (*truncate)(struct disk_file *f, uint64_t bytes);
+    enum rc (*rename)(struct disk *d, const char *from, const char *to);
+    enum rc (*unlink)(struct disk *d, const char *path);
+    enum rc (*make_dir)(struct disk *d, const char *path);  // Fine if it is there.
+    enum rc (*sync_dir)(struct disk *d, const char *path);
+    // Regular files of a directory, names only, sorted by byte order; foreign entries (directories, FIFOs) are skipped.
+    enum rc (*list)(struct disk *d, const char *path, void (*each)(void *ctx, const char *name), void *ctx);
+    // Whole small file, atomically: temporary name, sync, rename, directory sync. (Helper over the above: disk_replace.)
+    bool failed;  // A write or sync failed: nothing may be written any more, nothing be acknowledged.
+};
+
+// Real disk on directory `root` (created if absent, locked against a second process: RC_BUSY).
+MUST_USE enum rc disk_posix_open(const char *root, struct disk **out);
+void disk_posix_close(struct disk *d);
+
+// Writes `content` to `path` atomically and durably / reads a whole file (caller frees *out_ptr).
+MUST_USE enum rc disk_replace(struct disk *d, const char *dir, const char *name, struct span content);
+MUST_USE enum rc disk_read_all(struct disk *d, const char *path, size_t max, uint8_t **out_ptr, size_t *out_len);

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The metadata store: a Khepri-like tree on LMDB, replicated by one raft group over all nodes (engine-notes §4,
+// decisions 12, 16, 18). This header is what node/ uses; the tree itself is tree.h, its state machine meta_fsm.h.
+//
+// Paths are sequences of names, written "vhosts/%2F/queues/q" in text; in calls they are `struct meta_path` so that
+// names may hold any byte. Payloads are opaque to the store (node/broker encodes its records with protobuf).
+//
+// Threads: commands are submitted from any worker and answered on that worker. LMDB lives on the meta thread; changes
+// come to each worker in order, with the index of the command, through its subscription.
+#pragma once
+#include "consensus/host/host.h"
+
+enum { META_PATH_DEPTH = 12, META_NAME_MAX = 255, META_PAYLOAD_MAX = 1 << 20 };
+#define META_GROUP_ID 1u  // The metadata group's id.
+
+struct meta_path {
+    uint32_t depth;
+    struct span names[META_PATH_DEPTH];  // Borrowed.
+};
+
+// ---- commands: a batch of operations, all or nothing ---------------------------------------------------------------
+
+struct meta_command {
+    struct buf bytes;   // Encoded so far.
+    uint32_t ops_count;
+};
+void meta_command_init(struct meta_command *c);
+void meta_command_deinit(struct meta_command *c);
+
+enum meta_if {
+    META_IF_ANY,
+    META_IF_ABSENT,   // Fails with RC_EXISTS.
+    META_IF_PRESENT,  // Fails with RC_NOT_FOUND.
+    META_IF_VERSION,  // Payload version equals `version`, else RC_CONFLICT (RC_NOT_FOUND if absent).
+    META_IF_NO_CHILDREN,  // RC_CONFLICT.
+};
+// Writes a payload; missing parents are made (without payload, kept while they have children).
+void meta_put(struct meta_command *c, const struct meta_path *p, struct span payload, enum meta_if condition, uint64_t version);
+// The node of the latest meta_put lives only while `watched` exists (or, if on_children, has children).
+void meta_keep_while(struct meta_command *c, const struct meta_path *watched, bool on_children);
+// Deletes a node with everything below it, and what was kept while any of those. Absent is fine under META_IF_ANY.
+void meta_delete(struct meta_command *c, const struct meta_path *p, enum meta_if condition, uint64_t version);
+// Only checks.
+void meta_require(struct meta_command *c, const struct meta_path *p, enum meta_if condition, uint64_t version);
+// A number never given before, written as 8 bytes (little endian) at `payload_offset` of the latest meta_put's payload and
+// `count` - 1 further ones behind it as consecutive numbers are implied (first..first + count - 1). For group and replica ids.
+void meta_allocate_ids(struct meta_command *c, uint32_t payload_offset, uint32_t count);
+
+struct meta_result {
+    enum rc rc;             // RC_OK, a condition's code, RC_NO_QUORUM / RC_TIMEOUT (decision 18; nothing is known), RC_INVALID.
+    uint32_t failed_op;     // Which operation's condition failed.
+    uint64_t index;         // Command's index: the local projections are at it when the callback runs.
+};
+typedef void meta_done_fn(void *ctx, const struct meta_result *r);
+
+struct metastore;
+// Takes the command's bytes. `done` is called once, on the same worker, after this worker's subscription has seen the
+// command's changes. Retried across leaders with a deduplication reference, for at most timeout_ms (10,000 at most).
+void metastore_submit(struct metastore *m, uint32_t worker, struct meta_command *c, uint32_t timeout_ms, meta_done_fn *done, void *ctx);
+// Consistent read: done when the local projections contain everything committed before the call (decision 16).
+void metastore_fence(struct metastore *m, uint32_t worker, uint32_t timeout_ms, meta_done_fn *done, void *ctx);
+// Has this worker's projection seen everything that is known to be committed (from beats and appends)?
+bool metastore_is_current(struct metastore *m, uint32_t worker);
+uint64_t metastore_seen(struct metastore *m, uint32_t worker);  // Index up to which this worker has seen changes.
+
+// ---- changes ---------------------------------------------------------------------------------------------------
+
+struct meta_change {
+    uint64_t index;
+    const struct meta_path *path;
+    bool is_deleted;       // Else created or updated.
+    bool is_created;
+    struct span payload;   // Of a put; of a deletion the last payload.
+    uint64_t version;      // Payload version, from 1.
+};
+// Called on the worker for every change of a node with a payload, in order; at start-up first once for every node there
+// is (as created), parents before children, then `loaded`. After a snapshot install everything is told again between
+// `reset` and `loaded`.
+struct meta_subscriber {
+    void (*change)(void *ctx, const struct meta_change *c);
+    void (*reset)(void *ctx);
+    void (*loaded)(void *ctx, uint64_t index);
+    // Everything of one batch of commands has been told; projections are consistent as of index.
+    void (*batch_end)(void *ctx, uint64_t index);
+    void *ctx;
+};
+
+struct metastore_config {
+    const char *dir;          // Absolute path of the LMDB directory; NULL: in memory (tests, simulator).
+    uint64_t map_bytes;       // Address space for LMDB (16 GiB).
+    uint32_t node_id;
+    uint32_t workers;
+    struct exec *meta;        // Runs LMDB work; one per worker, index by worker.
+    void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);  // Runs fn on a worker.
+    void *post_ctx;
+    const struct clock *clock;
+};
+MUST_USE enum rc metastore_open(const struct metastore_config *config, struct metastore **out);
+void metastore_close(struct metastore *m);
+void metastore_subscribe(struct metastore *m, uint32_t worker, const struct meta_subscriber *s);
+// Starts this node's replica of the metadata group on worker 0's host.
+MUST_USE enum rc metastore_start(struct metastore *m, struct host *h, uint64_t replica_id, const struct config *initial,
+                                 const struct store_group *recovered, bool campaign_at_once);
+struct group *metastore_group(struct metastore *m);  // Worker 0 only.

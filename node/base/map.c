@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Insertion-ordered hash maps (map.h): a dense array in order, and an open-addressing index of positions.
+#include "node/base/map.h"
+#include "node/base/mem.h"
+#include <assert.h>
+#include <stdlib.h>
+
+struct map_slot {
+    uint64_t key;    // The key, or the hash of the bytes.
+    void *value;     // NULL: a hole.
+    uint8_t *bytes;  // Owned copy of a bytes key.
+    uint32_t len;    // Of bytes.
+};
+
+enum { INDEX_FREE = 0 };
+#define INDEX_DELETED UINT32_MAX
+
+uint64_t hash_u64(uint64_t x)
+{
+    x ^= x >> 30;
+    x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27;
+    x *= 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+uint64_t hash_bytes(struct span key)
+{
+    uint64_t h = 0x9e3779b97f4a7c15u ^ key.len;
+    size_t i = 0;
+    for (; i + 8 <= key.len; i += 8) {
+        uint64_t w;
+        memcpy(&w, key.ptr + i, 8);
+        h = hash_u64(h ^ w);
+    }
+    uint64_t w = 0;
+    if (i < key.len) {
+        memcpy(&w, key.ptr + i, key.len - i);
+    }
+    return hash_u64(h ^ w);
+}
+
+static void init(struct map *m, bool has_bytes)
+{
+    *m = (struct map){.has_bytes = has_bytes};
+}
+
+void map_init_u64(struct map *m)
+{
+    init(m, false);
+}
+
+void map_init_bytes(struct map *m)
+{
+    init(m, true);
+}
+
+void map_deinit(struct map *m)
+{
+    for (uint32_t i = 0; i < m->entries_len; i++) {
+        free(m->entries[i].bytes);
+    }
+    free(m->entries);
+    free(m->index);
+    init(m, m->has_bytes);
+}
+
+static void index_insert(struct map *m, uint64_t hash, uint32_t pos)
+{
+    uint32_t mask = m->index_cap - 1;
+    uint32_t i = (uint32_t)hash & mask;
+    while (m->index[i] != INDEX_FREE) {
+        i = (i + 1) & mask;
+    }
+    m->index[i] = pos + 1;
+}
+
+static uint64_t slot_hash(const struct map *m, const struct map_slot *s)
+{
+    return m->has_bytes ? s->key : hash_u64(s->key);
+}
+
+// Closes the holes and rebuilds the index with room for one more entry.
+static void rebuild(struct map *m)
+{
+    uint32_t live = 0;
+    for (uint32_t i = 0; i < m->entries_len; i++) {
+        if (m->entries[i].value) {
+            m->entries[live++] = m->entries[i];
+        } else {
+            free(m->entries[i].bytes);
+        }
+    }
+    assert(live == m->count);
+    m->entries_len = live;
+    if (live + 1 > m->entries_cap / 4 * 3 || m->entries_cap == 0) {
+        m->entries_cap = m->entries_cap ? m->entries_cap * 2 : 8;
+        m->entries = mem_realloc(m->entries, m->entries_cap * sizeof(*m->entries));
+    }
+    uint32_t cap = 16;
+    while (cap < m->entries_cap * 2) {
+        cap *= 2;
+    }
+    free(m->index);
+    m->index = mem_zalloc(cap * sizeof(*m->index));
+    m->index_cap = cap;
+    m->index_dirty = 0;
+    for (uint32_t i = 0; i < m->entries_len; i++) {
+        index_insert(m, slot_hash(m, &m->entries[i]), i);
+    }
+}
+
+static bool slot_matches(const struct map *m, const struct map_slot *s, uint64_t key, struct span bytes)
+{
+    return s->key == key &&
+           (!m->has_bytes || (s->len == bytes.len && (bytes.len == 0 || memcmp(s->bytes, bytes.ptr, bytes.len) == 0)));
+}
+
+// Returns the place in the index of the key, or UINT32_MAX.
+static uint32_t find(const struct map *m, uint64_t key, struct span bytes)
+{
+    if (m->count == 0) {
+        return UINT32_MAX;
+    }
+    uint32_t mask = m->index_cap - 1;
+    uint32_t i = (uint32_t)(m->has_bytes ? key : hash_u64(key)) & mask;
+    for (; m->index[i] != INDEX_FREE; i = (i + 1) & mask) {
+        if (m->index[i] != INDEX_DELETED && slot_matches(m, &m->entries[m->index[i] - 1], key, bytes)) {
+            return i;
+        }
+    }
+    return UINT32_MAX;
+}
+
+static void *get(const struct map *m, uint64_t key, struct span bytes)
+{
+    uint32_t i = find(m, key, bytes);
+    return i == UINT32_MAX ? NULL : m->entries[m->index[i] - 1].value;
+}
+
+static void put(struct map *m, uint64_t key, struct span bytes, void *value)
+{
+    assert(value);
+    uint32_t i = find(m, key, bytes);
+    if (i != UINT32_MAX) {
+        m->entries[m->index[i] - 1].value = value;
+        return;
+    }
+    if (m->entries_len == m->entries_cap || (m->entries_len + m->index_dirty + 1) * 4 > m->index_cap * 3) {
+        rebuild(m);
+    }
+    struct map_slot *s = &m->entries[m->entries_len];
+    *s = (struct map_slot){.key = key, .value = value};
+    if (m->has_bytes) {
+        s->bytes = (uint8_t *)mem_strndup(bytes.ptr, bytes.len);
+        s->len = (uint32_t)bytes.len;
+    }
+    index_insert(m, slot_hash(m, s), m->entries_len);
+    m->entries_len++;
+    m->count++;
+}
+
+static void *take_out(struct map *m, uint64_t key, struct span bytes)
+{
+    uint32_t i = find(m, key, bytes);
+    if (i == UINT32_MAX) {
+        return NULL;
+    }
+    struct map_slot *s = &m->entries[m->index[i] - 1];
+    void *value = s->value;
+    s->value = NULL;
+    free(s->bytes);
+    s->bytes = NULL;
+    s->len = 0;
+    m->index[i] = INDEX_DELETED;
+    m->index_dirty++;
+    m->count--;
+    return value;
+}
+
+void *map_get(const struct map *m, uint64_t key)
+{
+    assert(!m->has_bytes);
+    return get(m, key, (struct span){0});
+}
+
+void map_put(struct map *m, uint64_t key, void *value)
+{
+    assert(!m->has_bytes);
+    put(m, key, (struct span){0}, value);
+}
+
+void *map_remove(struct map *m, uint64_t key)
+{
+    assert(!m->has_bytes);
+    return take_out(m, key, (struct span){0});
+}
+
+void *map_get_bytes(const struct map *m, struct span key)
+{
+    assert(m->has_bytes);
+    return get(m, hash_bytes(key), key);
+}
+
+void map_put_bytes(struct map *m, struct span key, void *value)
+{
+    assert(m->has_bytes);
+    put(m, hash_bytes(key), key, value);
+}
+
+void *map_remove_bytes(struct map *m, struct span key)
+{
+    assert(m->has_bytes);
+    return take_out(m, hash_bytes(key), key);
+}
+
+void *map_next(const struct map *m, uint32_t *pos, uint64_t *key_out, struct span *bytes_out)
+{
+    while (*pos < m->entries_len) {
+        const struct map_slot *s = &m->entries[(*pos)++];
+        if (s->value) {
+            if (key_out) {
+                *key_out = s->key;
+            }
+            if (bytes_out) {
+                *bytes_out = span_of(s->bytes, s->len);
+            }
+            return s->value;
+        }
+    }
+    return NULL;
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// The broker of one worker: what exists (vhosts, exchanges, queues, bindings, users, permissions), as projected from the
+// metadata store, routing over it, and the operations that change it. Protocol sessions know queues and exchanges only
+// through this header.
+//
+// Lookups return records of the worker's own projection: borrowed until the end of the loop turn, no lock, no LMDB.
+// Operations are asynchronous: `done` is called once on the same worker, never from inside the call, with a
+// `broker_result` that already has RabbitMQ's reply code and text (data-plane §1.10), so sessions only pass it on.
+// Records and paths: broker/README.md (RabbitMQ's layout, operator-plane §4.2). Thread: the worker's.
+#pragma once
+#include "metastore/metastore.h"
+#include "node/queue/queue.h"
+#include "proto/amqp09/table.h"
+
+struct broker;
+
+struct broker_config {
+    uint32_t worker;
+    uint32_t node_id;
+    const char *node_name;
+    struct metastore *metastore;
+    struct queue_service *queues;
+    struct host *host;
+    const char *default_queue_type;  // "quorum", "classic", "stream"
+    uint32_t quorum_initial_size;    // 3
+};
+struct broker *broker_create(const struct broker_config *config);
+void broker_destroy(struct broker *b);
+const struct meta_subscriber *broker_subscriber(struct broker *b);  // To be given to metastore_subscribe.
+// Writes what a new cluster starts with, in one command (decision 6): vhost "/", its predeclared exchanges, the default
+// user with its permissions.
+void broker_found(struct broker *b, struct span user, struct span password, meta_done_fn *done, void *ctx);
+
+// ---- what exists -------------------------------------------------------------------------------------------------
+
+enum exchange_type { EXCHANGE_DIRECT, EXCHANGE_FANOUT, EXCHANGE_TOPIC, EXCHANGE_HEADERS };
+enum queue_type { QUEUE_QUORUM, QUEUE_CLASSIC, QUEUE_STREAM };
+
+struct broker_vhost;
+struct broker_exchange {
+    struct span name;  // "" is the default exchange.
+    enum exchange_type type;
+    bool is_durable, is_auto_delete, is_internal;
+    struct span arguments;  // Field table, encoded, without its length.
+};
+struct broker_queue {
+    struct span name;
+    enum queue_type type;
+    bool is_durable;
+    struct span arguments;
+    struct queue_target target;
+    struct queue_settings settings;
+};
+
+struct broker_vhost *broker_vhost_find(struct broker *b, struct span name);
+const struct broker_exchange *broker_exchange_find(struct broker_vhost *v, struct span name);
+const struct broker_queue *broker_queue_find(struct broker_vhost *v, struct span name);
+void broker_vhost_each(struct broker *b, void (*each)(void *ctx, struct broker_vhost *v, struct span name), void *ctx);
+void broker_exchange_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_exchange *x), void *ctx);
+void broker_queue_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_queue *q), void *ctx);
+struct broker_binding {
+    struct span source, destination, key, arguments;
+    bool to_queue;  // Else to an exchange.
+};
+void broker_binding_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_binding *x), void *ctx);
+// Rises with every change of the projection: a session may cache a route or permission with it.
+uint64_t broker_version(const struct broker *b);
+bool broker_is_loaded(const struct broker *b);  // The metastore's content is here: listeners may open.
+
+// ---- users -------------------------------------------------------------------------------------------------------
+
+// Checks a password against the salted hash (operator-plane §6.1). Copied fields into *out.
+struct broker_user {
+    char name[256];
+    bool is_impersonator;
+};
+MUST_USE bool broker_authenticate(struct broker *b, struct span user, struct span password, struct broker_user *out);
+bool broker_user_exists(struct broker *b, struct span user);
+bool broker_may_enter(struct broker *b, struct span user, struct broker_vhost *v);  // Has permissions there.
+enum broker_access { ACCESS_CONFIGURE, ACCESS_WRITE, ACCESS_READ };
+// PCRE2 patterns, compiled once and cached per (user, vhost). `name` of the default exchange is "amq.default".
+MUST_USE bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, enum broker_access access, struct span name);
+
+// ---- routing -----------------------------------------------------------------------------------------------------
+
+enum { BROKER_ROUTE_INLINE = 16 };
+struct broker_route {
+    uint32_t count;
+    const struct broker_queue **queues;  // Each once. Borrowed until the next broker_route on this worker.
+};
+// All of an exchange graph, cycle safe, alternate exchange included. `headers` is the message's header table (may be empty).
+void broker_route(struct broker *b, struct broker_vhost *v, const struct broker_exchange *x, const struct span *keys,
+                  uint32_t keys_count, struct span headers, struct broker_route *out);
+
+// ---- operations --------------------------------------------------------------------------------------------------
+
+struct broker_result {
+    enum rc rc;            // RC_OK or the kind of failure.
+    uint16_t code;         // AMQP reply code (0 if RC_OK).
+    bool is_connection_error;  // Else a channel error.
+    char text[256];        // Explanation part of the reply text.
+};
+typedef void broker_done_fn(void *ctx, const struct broker_result *r);
+
+// Every operation checks, in RabbitMQ's order: names, permissions (user), existence, equivalence. `user` may be empty for
+// the system itself. Strings are copied. Not found is proven by a fence first (decision 16).
+struct broker_exchange_declare {
+    struct span name, type;
+    bool is_passive, is_durable, is_auto_delete, is_internal;
+    struct span arguments;
+};
+void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_exchange_declare *d, broker_done_fn *done, void *ctx);
+void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused, broker_done_fn *done, void *ctx);
+struct broker_queue_declare {
+    struct span name;
+    bool is_passive, is_durable, is_exclusive, is_auto_delete;
+    struct span arguments;
+};
+// On success the queue is in the projection and its group has been asked to start.
+void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_queue_declare *d, broker_done_fn *done, void *ctx);
+void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused, bool if_empty, broker_done_fn *done, void *ctx);
+struct broker_bind {
+    struct span source, destination, key, arguments;
+    bool to_queue;
+    bool is_unbind;
+};
+void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d, broker_done_fn *done, void *ctx);
+
+void broker_user_put(struct broker *b, struct span name, struct span password, bool must_exist, bool must_be_new, broker_done_fn *done, void *ctx);
+void broker_user_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx);
+void broker_permissions_put(struct broker *b, struct span user, struct span vhost, struct span configure, struct span write, struct span read, broker_done_fn *done, void *ctx);
