@@ -10,7 +10,7 @@
 #pragma once
 #include "consensus/host/host.h"
 
-enum { META_PATH_DEPTH = 12, META_NAME_MAX = 255, META_PAYLOAD_MAX = 1 << 20 };
+enum { META_PATH_DEPTH = 12, META_NAME_MAX = 255, META_PAYLOAD_MAX = 1 << 20, META_NUMBER_FIRST = 1024 };
 #define META_GROUP_ID 1u  // The metadata group's id.
 
 struct meta_path {
@@ -34,9 +34,12 @@ enum meta_if {
     META_IF_VERSION,  // Payload version equals `version`, else RC_CONFLICT (RC_NOT_FOUND if absent).
     META_IF_NO_CHILDREN,  // RC_CONFLICT.
 };
+// "Present" means: has a payload. Parents that were only made on the way count as absent, as subscribers never hear of them.
 // Writes a payload; missing parents are made (without payload, kept while they have children).
 void meta_put(struct meta_command *c, const struct meta_path *p, struct span payload, enum meta_if condition, uint64_t version);
-// The node of the latest meta_put lives only while `watched` exists (or, if on_children, has children).
+// The node of the latest meta_put lives only while `watched` exists (or, if on_children, has children). Fails with
+// RC_NOT_FOUND if it does not exist when the put is applied, RC_CONFLICT if it has no children (unless it is the node itself).
+// A put of an existing node without any meta_keep_while leaves its conditions as they are, else they are replaced.
 void meta_keep_while(struct meta_command *c, const struct meta_path *watched, bool on_children);
 // Deletes a node with everything below it, and what was kept while any of those. Absent is fine under META_IF_ANY.
 void meta_delete(struct meta_command *c, const struct meta_path *p, enum meta_if condition, uint64_t version);
@@ -44,7 +47,14 @@ void meta_delete(struct meta_command *c, const struct meta_path *p, enum meta_if
 void meta_require(struct meta_command *c, const struct meta_path *p, enum meta_if condition, uint64_t version);
 // A number never given before, written as 8 bytes (little endian) at `payload_offset` of the latest meta_put's payload and
 // `count` - 1 further ones behind it as consecutive numbers are implied (first..first + count - 1). For group and replica ids.
+// Numbers start at META_NUMBER_FIRST; those below are for what exists before the tree (the metadata group, its replicas).
 void meta_allocate_ids(struct meta_command *c, uint32_t payload_offset, uint32_t count);
+
+// Triggers (engine-notes §4.1): changes at or below `prefix` whose kind is in `events` are kept as pending events until they are
+// acknowledged. The trigger set before the command decides. Setting an id again replaces it; events = 0 removes it.
+enum meta_event { META_EVENT_CREATED = 1, META_EVENT_UPDATED = 2, META_EVENT_DELETED = 4 };
+void meta_set_trigger(struct meta_command *c, uint32_t trigger_id, const struct meta_path *prefix, uint8_t events);
+void meta_ack_event(struct meta_command *c, uint64_t event_seq);  // Absent is fine.
 
 struct meta_result {
     enum rc rc;             // RC_OK, a condition's code, RC_NO_QUORUM / RC_TIMEOUT (decision 18; nothing is known), RC_INVALID.
@@ -54,7 +64,7 @@ struct meta_result {
 typedef void meta_done_fn(void *ctx, const struct meta_result *r);
 
 struct metastore;
-// Takes the command's bytes. `done` is called once, on the same worker, after this worker's subscription has seen the
+// Takes the command's bytes (the command is empty afterwards and may be used again). `done` is called once, on the same worker, after this worker's subscription has seen the
 // command's changes. Retried across leaders with a deduplication reference, for at most timeout_ms (10,000 at most).
 void metastore_submit(struct metastore *m, uint32_t worker, struct meta_command *c, uint32_t timeout_ms, meta_done_fn *done, void *ctx);
 // Consistent read: done when the local projections contain everything committed before the call (decision 16).
@@ -90,8 +100,10 @@ struct metastore_config {
     uint64_t map_bytes;       // Address space for LMDB (16 GiB).
     uint32_t node_id;
     uint32_t workers;
-    struct exec *meta;        // Runs LMDB work; one per worker, index by worker.
-    void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);  // Runs fn on a worker.
+    struct exec *meta;        // Runs LMDB work; worker 0's port of the meta thread. NULL: run in the caller, and deliver in
+                              // metastore_turn (simulator, tests: no threads).
+    void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);  // Runs fn on a worker; called on workers only.
+                              // May be NULL with one worker.
     void *post_ctx;
     const struct clock *clock;
 };
@@ -102,3 +114,27 @@ void metastore_subscribe(struct metastore *m, uint32_t worker, const struct meta
 MUST_USE enum rc metastore_start(struct metastore *m, struct host *h, uint64_t replica_id, const struct config *initial,
                                  const struct store_group *recovered, bool campaign_at_once);
 struct group *metastore_group(struct metastore *m);  // Worker 0 only.
+// Worker 0, every loop turn before host_turn: resends, timeouts, LMDB commits. Returns the monotonic time at which it wants to be
+// called again at the latest (UINT64_MAX: only when something arrives).
+uint64_t metastore_turn(struct metastore *m);
+// LMDB was found damaged at start and is not yet rebuilt from the group's log and snapshots: nothing is served (`loaded` has not
+// been called, fences and commands are answered RC_CORRUPT) until a majority proved that the rebuilt state is complete. Any thread.
+bool metastore_is_damaged(const struct metastore *m);
+
+// Worker 0, on the leader's node only: a pending trigger event. At least once (again after each change of leader), until a
+// command with meta_ack_event(seq) is applied.
+struct meta_trigger_event {
+    uint64_t seq;
+    uint32_t trigger_id;
+    enum meta_event event;
+    const struct meta_path *path;
+    struct span payload;  // Of a deletion the last payload.
+};
+void metastore_on_trigger(struct metastore *m, void (*fn)(void *ctx, const struct meta_trigger_event *e), void *ctx);
+
+struct metastore_status {
+    uint64_t applied, nodes, bytes, bytes_max;  // `bytes`: used pages of LMDB.
+    uint32_t requests;                          // Commands and fences not answered yet.
+    bool is_loaded;
+};
+void metastore_status(const struct metastore *m, struct metastore_status *out);  // Worker 0 only.

@@ -90,6 +90,7 @@ struct host_watcher {
     struct list link;
 };
 void host_watch(struct host *h, struct host_watcher *w);
+struct net *host_net(const struct host *h);  // For frames of other layers (metastore, sessions).
 bool host_node_is_alive(const struct host *h, uint32_t node_id);
 
 void host_wal_done(struct host *h, struct wal_submission *s);
