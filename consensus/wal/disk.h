@@ -35,6 +35,8 @@ struct disk {
     enum rc (*sync_dir)(struct disk *d, const char *path);
     // Regular files of a directory, names only, sorted by byte order; foreign entries (directories, FIFOs) are skipped.
     enum rc (*list)(struct disk *d, const char *path, void (*each)(void *ctx, const char *name), void *ctx);
+    // Leaves the file store.failed behind, best effort, although the disk has failed. May be NULL (simulated disks).
+    void (*mark_failed)(struct disk *d, const char *reason);
     // Whole small file, atomically: temporary name, sync, rename, directory sync. (Helper over the above: disk_replace.)
     bool failed;  // A write or sync failed: nothing may be written any more, nothing be acknowledged.
 };

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// WAL files and the pool of free ones.
+//
+// A file is called free-<n> while it belongs to nobody and wal-<seq> while it is part of the log. It gets its log name
+// only after header and first batch are on disk: whoever finds a file called wal-<seq> may rely on its header, and a
+// header that does not check is damage, never an interrupted start. Free files are overwritten in place: their blocks
+// are written already, so that a sync has no metadata to carry (engine-notes §5.3). Before that the rename that freed
+// the file must be durable, else a crash could bring back the old name over the new content.
+#include "consensus/wal/internal.h"
+#include "node/base/log.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+void wal_file_path(const char *dir, uint64_t seq, char *out, size_t out_size)
+{
+    int n = snprintf(out, out_size, "%s/wal-%016" PRIx64, dir, seq);
+    assert(n > 0 && (size_t)n < out_size);
+}
+
+void wal_free_path(const struct wal *w, uint64_t seq, char out[WAL_PATH_MAX])
+{
+    int n = snprintf(out, WAL_PATH_MAX, "%s/free-%016" PRIx64, w->dir, seq);
+    assert(n > 0 && n < WAL_PATH_MAX);
+}
+
+struct wal_file *wal_file_add(struct wal *w, uint64_t seq, uint64_t bytes)
+{
+    assert(list_is_empty(&w->files) || list_entry(w->files.prev, struct wal_file, link)->seq < seq);
+    struct wal_file *f = mem_zalloc(sizeof(*f));
+    f->seq = seq;
+    f->bytes = bytes;
+    list_add_tail(&w->files, &f->link);
+    w->files_count++;
+    return f;
+}
+
+void wal_file_prepare(struct wal *w, uint64_t salt)
+{
+    struct wal_header_disk h = {
+        .magic = WAL_FILE_MAGIC,
+        .version = WAL_VERSION,
+        .align = w->config.align,
+        .seq = w->seq + 1,
+        .salt = salt,
+        .file_bytes = w->batch.file_bytes,
+        .prev_seq = w->prev_seq,
+        .prev_last = w->prev_last,
+        .first_batch = w->batch.head.batch,
+        .synced_through = w->batch_synced,
+    };
+    memcpy(h.cluster_id, w->config.cluster_id, sizeof(h.cluster_id));
+    h.crc = wal_header_crc(&h);
+    bool is_foreign;
+    assert(wal_header_check(&h, &is_foreign));
+    memset(w->header_page, 0, sizeof(w->header_page));
+    memcpy(w->header_page, &h, sizeof(h));
+}
+
+// Opens a file for `bytes`: from the pool if one fits, else a new one. `path` is its present name.
+static enum rc file_take(struct wal *w, uint64_t bytes, char path[WAL_PATH_MAX], struct disk_file **out)
+{
+    struct disk *d = w->config.disk;
+    uint64_t free_seq = w->seq + 1;
+    if (bytes == w->config.file_bytes && w->pool_count > 0) {
+        if (w->pool_is_dirty) {
+            TRY(d->sync_dir(d, w->dir));
+            w->pool_is_dirty = false;
+        }
+        free_seq = w->pool[--w->pool_count];
+    }
+    wal_free_path(w, free_seq, path);
+    TRY(d->open(d, path, DISK_READ | DISK_WRITE | DISK_CREATE, out));
+    enum rc rc = d->allocate(*out, bytes);
+    if (rc != RC_OK) {
+        d->close(*out);
+        *out = NULL;
+    }
+    return rc;
+}
+
+enum rc wal_file_begin(struct wal *w, struct disk_file **out)
+{
+    struct disk *d = w->config.disk;
+    const struct wal_batch *b = &w->batch;
+    char path[WAL_PATH_MAX];
+    char name[WAL_PATH_MAX];
+    struct disk_file *f = NULL;
+    TRY(file_take(w, b->file_bytes, path, &f));
+    wal_file_path(w->dir, w->seq + 1, name, sizeof(name));
+    enum rc rc = d->writev(f, b->iov, b->iov_count, 0);
+    if (rc == RC_OK) {
+        rc = d->sync(f);
+    }
+    if (rc == RC_OK) {
+        rc = d->rename(d, path, name);
+    }
+    if (rc == RC_OK) {
+        rc = d->sync_dir(d, w->dir);
+    }
+    if (rc != RC_OK) {
+        d->close(f);
+        return rc;
+    }
+    w->pool_is_dirty = false;
+    *out = f;
+    return RC_OK;
+}
+
+void wal_file_discard(struct wal *w, uint64_t seq, uint64_t bytes)
+{
+    struct disk *d = w->config.disk;
+    char name[WAL_PATH_MAX];
+    char path[WAL_PATH_MAX];
+    wal_file_path(w->dir, seq, name, sizeof(name));
+    wal_free_path(w, seq, path);
+    bool is_kept = bytes == w->config.file_bytes && w->pool_count < WAL_POOL_MAX;
+    enum rc rc = is_kept ? d->rename(d, name, path) : d->unlink(d, name);
+    if (rc != RC_OK) {
+        // The file stays under its log name; the next start finds that it is below `first_seq` or superseded.
+        log_warning("wal: %s could not be freed: %s", name, rc_text(rc));
+        return;
+    }
+    w->pool_is_dirty = true;
+    if (is_kept) {
+        w->pool[w->pool_count++] = seq;
+    }
+}
+
+void wal_retire(struct wal *w, uint64_t seq)
+{
+    list_each(item, &w->files) {
+        struct wal_file *f = list_entry(item, struct wal_file, link);
+        if (f->seq == seq) {
+            assert(w->file == NULL || seq != w->seq);  // The current file is never retired.
+            f->is_retired = true;
+        }
+    }
+    // In order of age only: a hole in the middle must be recognisable as damage.
+    while (!list_is_empty(&w->files)) {
+        struct wal_file *f = list_entry(w->files.next, struct wal_file, link);
+        if (!f->is_retired) {
+            return;
+        }
+        wal_file_discard(w, f->seq, f->bytes);
+        list_remove(&f->link);
+        w->files_count--;
+        free(f);
+    }
+}

@@ -1,0 +1,325 @@
+// SPDX-License-Identifier: Apache-2.0
+// The writing half of the write-ahead log. README.md has the format; recovery.c the reading half.
+//
+// Problem: many groups want their records durable, and a sync costs far more than the bytes. Idea: one log for all
+// groups and one batch in the air. Whatever is submitted while a batch is written and synced waits in a list and is the
+// next batch; no timer, no threshold.
+//
+// Invariants
+// - One batch is composed, written and completed at a time, so at composition everything before it is durable:
+//   `batch_synced` of every batch is the number of the one before it (except across a recovery).
+// - A range lies whole in one batch, a batch whole in one file. A batch starts at a multiple of `align`.
+// - Submissions complete in order, each when its last range is durable; an empty one when those before it are.
+// - After the first failed write or sync nothing is written again and everything completes with that error (P6).
+//
+// Deliberately not here: threads, retries, and any knowledge of what a record means.
+#include "consensus/wal/internal.h"
+#include "node/base/limits.h"
+#include <stdlib.h>
+
+static const uint8_t zeros[WAL_ALIGN_MAX];
+
+struct wal *wal_create(const struct wal_config *config)
+{
+    assert(config->align >= RECORD_ALIGN && config->align <= WAL_ALIGN_MAX);
+    assert((config->align & (config->align - 1)) == 0);
+    assert(config->file_bytes > WAL_HEADER_BYTES);
+    struct wal *w = mem_zalloc(sizeof(*w));
+    w->config = *config;
+    w->dir = mem_strndup(config->dir, strlen(config->dir));
+    w->config.dir = w->dir;
+    w->config.file_bytes = wal_round_up(config->file_bytes, WAL_ALIGN_MAX);
+    rng_seed(&w->rng, config->random);
+    list_init(&w->waiting);
+    list_init(&w->composed);
+    list_init(&w->files);
+    w->batch_next = 1;
+    return w;
+}
+
+void wal_close(struct wal *w)
+{
+    if (w == NULL) {
+        return;
+    }
+    assert(!w->batch.is_composed);
+    if (w->file != NULL) {
+        w->config.disk->close(w->file);
+    }
+    while (!list_is_empty(&w->files)) {
+        free(list_entry(list_pop(&w->files), struct wal_file, link));
+    }
+    free(w->batch.iov);
+    free(w->dir);
+    free(w);
+}
+
+void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t file_seq),
+                       void (*on_done)(void *ctx, struct wal_submission *s), void *ctx)
+{
+    assert(list_is_empty(&w->waiting) && list_is_empty(&w->composed));
+    w->config.on_file_closed = on_file_closed;
+    w->config.on_done = on_done;
+    w->config.ctx = ctx;
+}
+
+void wal_submit(struct wal *w, struct wal_submission *s)
+{
+    assert(s->ranges_count > 0 || s->bytes == 0);
+    list_add_tail(&w->waiting, &s->link);
+    w->pending_bytes += s->bytes;
+}
+
+// The disk is shared with other threads, which may have met its failure first.
+static bool disk_has_failed(const struct wal *w)
+{
+    return __atomic_load_n(&w->config.disk->failed, __ATOMIC_ACQUIRE);
+}
+
+static void submission_done(struct wal *w, struct list *item, enum rc rc)
+{
+    struct wal_submission *s = list_entry(item, struct wal_submission, link);
+    assert(w->pending_bytes >= s->bytes);
+    w->pending_bytes -= s->bytes;
+    s->result = rc;
+    if (w->config.on_done != NULL) {
+        w->config.on_done(w->config.ctx, s);
+    }
+}
+
+static void fail_all(struct wal *w, enum rc rc)
+{
+    w->cursor = 0;
+    while (!list_is_empty(&w->composed)) {
+        submission_done(w, list_pop(&w->composed), rc);
+    }
+    while (!list_is_empty(&w->waiting)) {
+        submission_done(w, list_pop(&w->waiting), rc);
+    }
+}
+
+// ---- composing -------------------------------------------------------------------------------------------------
+
+static void iov_add(struct wal_batch *b, const void *ptr, uint64_t len)
+{
+    if (b->iov_count == b->iov_cap) {
+        b->iov_cap = b->iov_cap == 0 ? 64 : b->iov_cap * 2;
+        b->iov = mem_realloc(b->iov, (size_t)b->iov_cap * sizeof(*b->iov));
+    }
+    b->iov[b->iov_count++] = (struct iovec){.iov_base = (void *)(uintptr_t)ptr, .iov_len = len};
+}
+
+// Starts an empty batch that will hold at least `need` bytes of records, in the current file if they fit.
+static void batch_begin(struct wal *w, uint64_t need)
+{
+    struct wal_batch *b = &w->batch;
+    assert(!b->is_composed);
+    uint64_t bytes = WAL_BATCH_HEADER_BYTES + need;
+    b->is_roll = w->file == NULL || bytes > w->file_bytes - w->offset;
+    b->offset = b->is_roll ? WAL_HEADER_BYTES : w->offset;
+    b->file_bytes = w->file_bytes;
+    if (b->is_roll) {
+        uint64_t own = wal_round_up(WAL_HEADER_BYTES + bytes, WAL_ALIGN_MAX);
+        b->file_bytes = own > w->config.file_bytes ? own : w->config.file_bytes;
+    }
+    b->iov_count = 0;
+    iov_add(b, w->header_page, WAL_HEADER_BYTES);
+    iov_add(b, &b->head, WAL_BATCH_HEADER_BYTES);
+    b->head = (struct wal_batch_disk){
+        .magic = WAL_BATCH_MAGIC,
+        .total_len = WAL_BATCH_HEADER_BYTES,
+        .batch = w->batch_next,
+        .synced_through = w->batch_synced,
+    };
+}
+
+// Adds one range. False if the batch is full.
+static bool batch_add(struct wal *w, struct wal_range *r, uint64_t bytes_max)
+{
+    struct wal_batch *b = &w->batch;
+    assert(r->len >= RECORD_HEADER_BYTES && r->len % RECORD_ALIGN == 0);
+    uint64_t total = (uint64_t)b->head.total_len + r->len;
+    if (b->head.total_len > WAL_BATCH_HEADER_BYTES && total > bytes_max) {
+        return false;
+    }
+    if (total > b->file_bytes - b->offset || total > UINT32_MAX) {
+        return false;
+    }
+    r->file_seq = b->is_roll ? w->seq + 1 : w->seq;
+    r->file_offset = b->offset + b->head.total_len;
+    struct iovec *last = &b->iov[b->iov_count - 1];
+    if (b->iov_count > 2 && (const uint8_t *)last->iov_base + last->iov_len == r->ptr) {
+        last->iov_len += r->len;
+    } else {
+        iov_add(b, r->ptr, r->len);
+    }
+    b->head.total_len = (uint32_t)total;
+    return true;
+}
+
+// Takes ranges of waiting submissions until the batch is full; submissions that are wholly in it move to `composed`.
+static void batch_gather(struct wal *w, uint64_t bytes_max)
+{
+    while (!list_is_empty(&w->waiting)) {
+        struct wal_submission *s = list_entry(w->waiting.next, struct wal_submission, link);
+        for (; w->cursor < s->ranges_count; w->cursor++) {
+            if (!batch_add(w, &s->ranges[w->cursor], bytes_max)) {
+                return;
+            }
+        }
+        list_remove(&s->link);
+        list_add_tail(&w->composed, &s->link);
+        w->cursor = 0;
+    }
+}
+
+static void batch_finish(struct wal *w)
+{
+    struct wal_batch *b = &w->batch;
+    uint64_t salt = w->salt;
+    if (b->is_roll) {
+        salt = rng_next(&w->rng);
+        wal_file_prepare(w, salt);
+        w->salt = salt;
+    }
+    uint32_t count = 0;
+    uint32_t crc = wal_batch_crc_begin(salt, &b->head);
+    for (int i = 2; i < b->iov_count; i++) {
+        crc = wal_batch_crc_records(crc, b->iov[i].iov_base, b->iov[i].iov_len, &count);
+    }
+    b->head.count = count;
+    b->head.crc = wal_batch_crc_end(crc, count);
+    b->padded_bytes = wal_round_up(b->head.total_len, w->config.align);
+    if (b->padded_bytes > b->head.total_len) {
+        iov_add(b, zeros, b->padded_bytes - b->head.total_len);
+    }
+    assert(b->offset + b->padded_bytes <= b->file_bytes);
+    b->is_composed = true;
+}
+
+// Empty submissions with nothing before them are durable as they are.
+static void complete_leading_empty(struct wal *w)
+{
+    while (!list_is_empty(&w->waiting) && list_entry(w->waiting.next, struct wal_submission, link)->ranges_count == 0) {
+        submission_done(w, list_pop(&w->waiting), RC_OK);
+    }
+}
+
+bool wal_compose(struct wal *w)
+{
+    assert(!w->batch.is_composed);
+    assert(list_is_empty(&w->composed));
+    if (w->has_failed || disk_has_failed(w)) {
+        w->has_failed = true;
+        fail_all(w, RC_IO);
+        return false;
+    }
+    if (w->cursor == 0) {
+        complete_leading_empty(w);
+    }
+    if (list_is_empty(&w->waiting)) {
+        return false;
+    }
+    struct wal_submission *first = list_entry(w->waiting.next, struct wal_submission, link);
+    batch_begin(w, first->ranges[w->cursor].len);
+    batch_gather(w, LIMIT_WAL_BATCH_BYTES);
+    batch_finish(w);
+    assert(w->batch.head.count > 0);
+    return true;
+}
+
+bool wal_compose_mark(struct wal *w)
+{
+    if (!w->needs_mark || w->has_failed || disk_has_failed(w) || !list_is_empty(&w->waiting)) {
+        return false;
+    }
+    batch_begin(w, 0);
+    batch_finish(w);
+    return true;
+}
+
+void wal_compose_whole(struct wal *w)
+{
+    assert(w->file == NULL);
+    batch_begin(w, w->pending_bytes);
+    batch_gather(w, UINT32_MAX);
+    assert(list_is_empty(&w->waiting));
+    batch_finish(w);
+}
+
+// ---- writing ---------------------------------------------------------------------------------------------------
+
+enum rc wal_write(struct wal *w)
+{
+    struct disk *d = w->config.disk;
+    struct wal_batch *b = &w->batch;
+    assert(b->is_composed);
+    enum rc rc;
+    if (b->is_roll) {
+        struct disk_file *f = NULL;
+        rc = wal_file_begin(w, &f);
+        if (rc == RC_OK) {
+            if (w->file != NULL) {
+                d->close(w->file);
+            }
+            w->file = f;
+        }
+    } else {
+        rc = d->writev(w->file, b->iov + 1, b->iov_count - 1, b->offset);
+        if (rc == RC_OK) {
+            rc = d->sync(w->file);
+        }
+    }
+    return rc;
+}
+
+void wal_complete(struct wal *w, enum rc rc)
+{
+    struct wal_batch *b = &w->batch;
+    assert(b->is_composed);
+    b->is_composed = false;
+    if (rc != RC_OK) {
+        __atomic_store_n(&w->config.disk->failed, true, __ATOMIC_RELEASE);
+        w->has_failed = true;
+        fail_all(w, rc);
+        return;
+    }
+    uint64_t closed = 0;
+    if (b->is_roll) {
+        closed = list_is_empty(&w->files) || w->file_bytes == 0 ? 0 : w->seq;
+        w->seq++;
+        w->file_bytes = b->file_bytes;
+        wal_file_add(w, w->seq, b->file_bytes);
+    }
+    w->offset = b->offset + b->padded_bytes;
+    w->batch_synced = b->head.batch;
+    w->batch_next = b->head.batch + 1;
+    w->prev_seq = w->seq;
+    w->prev_last = b->head.batch;
+    w->needs_mark = b->head.count > 0;
+    // Only those of this batch: a callback may submit more.
+    struct list done;
+    list_init(&done);
+    list_splice(&done, &w->composed);
+    while (!list_is_empty(&done)) {
+        submission_done(w, list_pop(&done), RC_OK);
+    }
+    if (closed != 0 && w->config.on_file_closed != NULL) {
+        w->config.on_file_closed(w->config.ctx, closed);
+    }
+}
+
+uint64_t wal_current_seq(const struct wal *w)
+{
+    return w->file != NULL ? w->seq : w->seq + 1;
+}
+
+uint32_t wal_file_count(const struct wal *w)
+{
+    return w->files_count;
+}
+
+uint64_t wal_pending_bytes(const struct wal *w)
+{
+    return w->pending_bytes;
+}
