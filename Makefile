@@ -24,9 +24,9 @@ PB_C    := $(PROTOS:proto/%.proto=$(B)/gen/proto/%.pb-c.c)
 PB_O    := $(PB_C:.c=.o)
 
 HAVE_PKGS := $(shell pkg-config --exists $(PKGS) check 2>/dev/null && command -v protoc-c >/dev/null && echo yes)
-PKG_CFLAGS = $(shell pkg-config --cflags $(PKGS))
-PKG_LIBS   = $(shell pkg-config --libs $(PKGS))
-CHECK_LIBS = $(shell pkg-config --libs check)
+PKG_CFLAGS := $(shell pkg-config --cflags $(PKGS))
+PKG_LIBS   := $(shell pkg-config --libs $(PKGS))
+CHECK_LIBS := $(shell pkg-config --libs check)
 
 SANFLAGS := $(if $(SAN),-fsanitize=$(SAN) -fno-omit-frame-pointer -fno-sanitize-recover=all)
 CFLAGS_ALL = -std=gnu17 $(OPT) $(WARN) -fno-strict-aliasing $(SANFLAGS) -I. -I$(B)/gen $(PKG_CFLAGS) -pthread -D_GNU_SOURCE $(CFLAGS)
@@ -73,6 +73,7 @@ $(B)/gen/proto/%.pb-c.c $(B)/gen/proto/%.pb-c.h: proto/%.proto
 $(B)/gen/proto/%.pb-c.o: $(B)/gen/proto/%.pb-c.c
 	$(CC) -std=gnu17 $(OPT) -w $(SANFLAGS) -I$(B)/gen $(PKG_CFLAGS) -c -o $@ $<
 PB_H := $(PB_C:.c=.h)
+.SECONDARY: $(PB_C) $(PB_H) $(PB_O)
 
 $(B)/obj/%.o: %.c | $(PB_H)
 	@mkdir -p $(@D)

@@ -23,18 +23,35 @@ struct broker_config {
     struct host *host;
     const char *default_queue_type;  // "quorum", "classic", "stream"
     uint32_t quorum_initial_size;    // 3
+    // Which worker owns a group; runs fn on a worker at its next turn (never inside the call).
+    uint32_t (*worker_of)(void *ctx, uint64_t group);
+    void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
+    // What the store recovered of a group at start-up; NULL: nothing.
+    const struct store_group *(*recovered)(void *ctx, uint64_t group);
+    // A node record appeared, changed or went (is_known false). Worker 0 only.
+    void (*node_changed)(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known);
+    void *ctx;
 };
 struct broker *broker_create(const struct broker_config *config);
 void broker_destroy(struct broker *b);
 const struct meta_subscriber *broker_subscriber(struct broker *b);  // To be given to metastore_subscribe.
-// Writes what a new cluster starts with, in one command (decision 6): vhost "/", its predeclared exchanges, the default
-// user with its permissions.
-void broker_found(struct broker *b, struct span user, struct span password, meta_done_fn *done, void *ctx);
+// Writes what a new cluster starts with, in one command (decision 6): the founding node, vhost "/", its predeclared
+// exchanges, the default user with its permissions. RC_EXISTS: it has been written before.
+struct broker_founding {
+    struct span node_name, store_id, address;
+    uint32_t node_id;
+    uint64_t replica_id;
+    struct span user, password;
+};
+void broker_found(struct broker *b, const struct broker_founding *f, meta_done_fn *done, void *ctx);
 
 // ---- what exists -------------------------------------------------------------------------------------------------
 
 enum exchange_type { EXCHANGE_DIRECT, EXCHANGE_FANOUT, EXCHANGE_TOPIC, EXCHANGE_HEADERS };
 enum queue_type { QUEUE_QUORUM, QUEUE_CLASSIC, QUEUE_STREAM };
+
+struct broker_result;
+typedef void broker_done_fn(void *ctx, const struct broker_result *r);
 
 struct broker_vhost;
 struct broker_exchange {
@@ -66,6 +83,18 @@ void broker_binding_each(struct broker_vhost *v, void (*each)(void *ctx, const s
 // Rises with every change of the projection: a session may cache a route or permission with it.
 uint64_t broker_version(const struct broker *b);
 bool broker_is_loaded(const struct broker *b);  // The metastore's content is here: listeners may open.
+
+// The nodes of the cluster.
+struct broker_node {
+    struct span name, store_id, address;
+    uint32_t node_id;
+    uint64_t replica_id;  // In the metadata group.
+};
+void broker_node_each(struct broker *b, void (*each)(void *ctx, const struct broker_node *n), void *ctx);
+const struct broker_node *broker_node_find(struct broker *b, struct span name);
+const struct broker_node *broker_node_by_id(struct broker *b, uint32_t node_id);
+// Command that makes a joining node known; the store gives it node and replica ids (node_id = low 32 bits of the first id).
+void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address, broker_done_fn *done, void *ctx);
 
 // ---- users -------------------------------------------------------------------------------------------------------
 
@@ -100,7 +129,6 @@ struct broker_result {
     bool is_connection_error;  // Else a channel error.
     char text[256];        // Explanation part of the reply text.
 };
-typedef void broker_done_fn(void *ctx, const struct broker_result *r);
 
 // Every operation checks, in RabbitMQ's order: names, permissions (user), existence, equivalence. `user` may be empty for
 // the system itself. Strings are copied. Not found is proven by a fence first (decision 16).

@@ -1,0 +1,817 @@
+// SPDX-License-Identifier: Apache-2.0
+// The broker's projection: what the metadata store tells in order becomes structs to route over.
+//
+// A change names a path; its shape says what it is about. Structs are made on the first put and freed on the deletion.
+// A binding and its destination may arrive and go in either order within one command, so a binding holds pointers that
+// are set when both are there and cleared when the destination goes. On the worker that owns a queue's group, the
+// queue's record also starts and ends the local replica: that is the only way replicas come and go (law 3).
+#include "node/broker/internal.h"
+#include "node/base/log.h"
+#include "node/base/mem.h"
+#include "proto/broker.pb-c.h"
+#include <stdlib.h>
+
+struct exchange *vhost_exchange(struct broker_vhost *v, struct span name)
+{
+    return name.len == 0 ? v->default_exchange : map_get_bytes(&v->exchanges, name);
+}
+
+struct queue *vhost_queue(struct broker_vhost *v, struct span name)
+{
+    return map_get_bytes(&v->queues, name);
+}
+
+static struct span copy_span(struct span s)
+{
+    return span_of(mem_strndup(s.ptr, s.len), s.len);
+}
+
+static void free_span(struct span s)
+{
+    free((void *)(uintptr_t)s.ptr);
+}
+
+void binding_set_add(struct binding_set *s, struct binding *b)
+{
+    if (s->count == s->cap) {
+        s->cap = s->cap ? s->cap * 2 : 2;
+        s->items = mem_realloc(s->items, s->cap * sizeof(struct binding *));
+    }
+    s->items[s->count++] = b;
+}
+
+bool binding_set_remove(struct binding_set *s, struct binding *b)
+{
+    for (uint32_t i = 0; i < s->count; i++) {
+        if (s->items[i] == b) {
+            s->items[i] = s->items[--s->count];
+            break;
+        }
+    }
+    return s->count == 0;
+}
+
+// ---- bindings ----------------------------------------------------------------------------------------------------
+
+// Key of a binding in its source's by_leaf.
+static void binding_id(struct buf *to, bool is_to_queue, struct span destination, struct span leaf)
+{
+    buf_u8(to, is_to_queue);
+    buf_str16(to, destination);
+    buf_span_bytes(to, leaf);
+}
+
+static void binding_resolve(struct binding *b)
+{
+    if (b->is_to_queue) {
+        b->to_queue = vhost_queue(b->source->vhost, b->destination);
+    } else {
+        b->to_exchange = vhost_exchange(b->source->vhost, b->destination);
+    }
+    struct list *to = b->to_queue      ? &b->to_queue->incoming
+                      : b->to_exchange ? &b->to_exchange->incoming
+                                       : &b->source->vhost->waiting;
+    list_remove(&b->in_destination);
+    list_add_tail(to, &b->in_destination);
+}
+
+static void binding_index(struct binding *b)
+{
+    struct exchange *x = b->source;
+    if (x->pub.type == EXCHANGE_DIRECT) {
+        struct binding_set *set = map_get_bytes(&x->by_key, b->key);
+        if (!set) {
+            set = mem_zalloc(sizeof(*set));
+            map_put_bytes(&x->by_key, b->key, set);
+        }
+        binding_set_add(set, b);
+    } else if (x->pub.type == EXCHANGE_TOPIC) {
+        if (!x->topic) {
+            x->topic = topic_create();
+        }
+        topic_add(x->topic, b);
+    }
+}
+
+static void binding_unindex(struct binding *b)
+{
+    struct exchange *x = b->source;
+    if (x->pub.type == EXCHANGE_DIRECT) {
+        struct binding_set *set = map_get_bytes(&x->by_key, b->key);
+        if (set && binding_set_remove(set, b)) {
+            map_remove_bytes(&x->by_key, b->key);
+            free(set->items);
+            free(set);
+        }
+    } else if (x->pub.type == EXCHANGE_TOPIC && x->topic) {
+        topic_remove(x->topic, b);
+    }
+}
+
+static void binding_free(struct binding *b)
+{
+    binding_unindex(b);
+    list_remove(&b->in_source);
+    list_remove(&b->in_destination);
+    free_span(b->destination);
+    free_span(b->key);
+    free_span(b->arguments);
+    free(b->leaf);
+    free(b);
+}
+
+static void on_binding(struct broker_vhost *v, const struct meta_path *p, const struct meta_change *c)
+{
+    struct exchange *x = vhost_exchange(v, p->names[3]);
+    if (!x) {
+        return;  // The source went first, and took its bindings along.
+    }
+    bool is_to_queue = span_equal(p->names[5], span_str("queue"));
+    struct buf id = {0};
+    binding_id(&id, is_to_queue, p->names[6], p->names[7]);
+    struct binding *old = map_get_bytes(&x->by_leaf, buf_span(&id));
+    if (c->is_deleted) {
+        if (old) {
+            map_remove_bytes(&x->by_leaf, buf_span(&id));
+            binding_free(old);
+        }
+    } else if (!old) {
+        Warren__BindingRecord *r = warren__binding_record__unpack(NULL, c->payload.len, c->payload.ptr);
+        if (r) {
+            struct binding *b = mem_zalloc(sizeof(*b));
+            b->source = x;
+            b->is_to_queue = is_to_queue;
+            b->leaf = mem_strndup(p->names[7].ptr, p->names[7].len);
+            b->destination = copy_span(p->names[6]);
+            b->key = copy_span(span_of(r->key.data, r->key.len));
+            b->arguments = copy_span(span_of(r->arguments.data, r->arguments.len));
+            list_init(&b->in_destination);
+            list_add_tail(&x->bindings, &b->in_source);
+            x->had_binding = true;
+            map_put_bytes(&x->by_leaf, buf_span(&id), b);
+            b->told = v->broker->generation;
+            binding_index(b);
+            binding_resolve(b);
+            warren__binding_record__free_unpacked(r, NULL);
+        }
+    } else {
+        old->told = v->broker->generation;
+    }
+    buf_deinit(&id);
+}
+
+// A destination came: bindings that waited for it find it now.
+static void resolve_waiting(struct broker_vhost *v, struct span name, bool is_queue)
+{
+    list_each(item, &v->waiting) {
+        struct binding *b = list_entry(item, struct binding, in_destination);
+        if (b->is_to_queue == is_queue && span_equal(b->destination, name)) {
+            binding_resolve(b);
+        }
+    }
+}
+
+static void forget_destination(struct list *incoming)
+{
+    for (struct list *item; (item = list_pop(incoming));) {
+        struct binding *b = list_entry(item, struct binding, in_destination);
+        b->to_queue = NULL;
+        b->to_exchange = NULL;
+        list_add_tail(&b->source->vhost->waiting, item);
+    }
+}
+
+// ---- exchanges ---------------------------------------------------------------------------------------------------
+
+static struct exchange *exchange_create(struct broker_vhost *v, struct span name, enum exchange_type type)
+{
+    struct exchange *x = mem_zalloc(sizeof(*x));
+    x->vhost = v;
+    x->pub.name = copy_span(name);
+    x->pub.type = type;
+    x->pub.is_durable = true;
+    list_init(&x->bindings);
+    list_init(&x->incoming);
+    map_init_bytes(&x->by_leaf);
+    map_init_bytes(&x->by_key);
+    return x;
+}
+
+static void exchange_free(struct exchange *x)
+{
+    for (struct list *item; (item = x->bindings.next) != &x->bindings;) {
+        binding_free(list_entry(item, struct binding, in_source));
+    }
+    forget_destination(&x->incoming);
+    map_deinit(&x->by_leaf);
+    map_deinit(&x->by_key);
+    topic_destroy(x->topic);
+    free_span(x->pub.name);
+    free_span(x->pub.arguments);
+    free(x);
+}
+
+static void on_exchange(struct broker_vhost *v, struct span name, const struct meta_change *c)
+{
+    struct exchange *x = vhost_exchange(v, name);
+    if (c->is_deleted) {
+        if (x) {
+            map_remove_bytes(&v->exchanges, name);
+            exchange_free(x);
+        }
+        return;
+    }
+    Warren__ExchangeRecord *r = warren__exchange_record__unpack(NULL, c->payload.len, c->payload.ptr);
+    enum exchange_type type;
+    bool is_known_type = r && exchange_type_parse(span_str(r->type), &type);
+    if (is_known_type && x && (x->pub.type != type || !span_equal(x->pub.arguments, span_of(r->arguments.data, r->arguments.len)))) {
+        map_remove_bytes(&v->exchanges, name);  // Made anew while this node was behind: its bindings are told after it.
+        exchange_free(x);
+        x = NULL;
+    }
+    if (x) {
+        x->told = v->broker->generation;
+    }
+    if (is_known_type && !x) {
+        x = exchange_create(v, name, type);
+        x->pub.is_durable = r->durable;
+        x->pub.is_auto_delete = r->auto_delete;
+        x->pub.is_internal = r->internal;
+        x->pub.arguments = copy_span(span_of(r->arguments.data, r->arguments.len));
+        struct span alternate;
+        if (table_find_string(x->pub.arguments, "alternate-exchange", &alternate)) {
+            x->alternate = alternate;
+        }
+        x->told = v->broker->generation;
+        map_put_bytes(&v->exchanges, name, x);
+        resolve_waiting(v, name, false);
+    }
+    if (r) {
+        warren__exchange_record__free_unpacked(r, NULL);
+    }
+}
+
+// ---- queues ------------------------------------------------------------------------------------------------------
+
+uint32_t node_replica_count(struct broker *b, uint32_t node_id)
+{
+    return (uint32_t)(uintptr_t)map_get(&b->replicas_by_node, node_id);
+}
+
+static void count_replicas(struct broker *b, const struct queue_target *t, int by)
+{
+    for (uint32_t i = 0; i < t->members_count; i++) {
+        uint32_t n = node_replica_count(b, t->members[i].node_id) + (uint32_t)by;
+        if (n == 0) {
+            map_remove(&b->replicas_by_node, t->members[i].node_id);
+        } else {
+            map_put(&b->replicas_by_node, t->members[i].node_id, (void *)(uintptr_t)n);
+        }
+    }
+}
+
+void queue_settings_from(struct span arguments, struct queue_settings *out)
+{
+    *out = (struct queue_settings){.max_length = -1, .max_length_bytes = -1, .delivery_limit = 20};
+    struct table_value v;
+    if (table_find(arguments, "x-max-length", &v)) {
+        table_value_integer(&v, &out->max_length);
+    }
+    if (table_find(arguments, "x-max-length-bytes", &v)) {
+        table_value_integer(&v, &out->max_length_bytes);
+    }
+    if (table_find(arguments, "x-delivery-limit", &v)) {
+        table_value_integer(&v, &out->delivery_limit);
+    }
+    struct span overflow;
+    if (table_find_string(arguments, "x-overflow", &overflow)) {
+        out->is_reject_publish = span_equal(overflow, span_str("reject-publish"));
+    }
+    table_find_bool(arguments, "x-single-active-consumer", &out->is_single_active);
+}
+
+static void start_replica(struct broker *b, struct queue *q, bool is_new)
+{
+    const struct broker_config *c = &b->config;
+    const struct queue_target *t = &q->pub.target;
+    if (q->pub.type != QUEUE_QUORUM || c->worker_of(c->ctx, t->group) != c->worker) {
+        return;
+    }
+    for (uint32_t i = 0; i < t->members_count; i++) {
+        if (t->members[i].node_id != c->node_id) {
+            continue;
+        }
+        struct queue_replica_spec spec = {
+            .target = *t,
+            .replica_id = t->members[i].replica_id,
+            .recovered = c->recovered ? c->recovered(c->ctx, t->group) : NULL,
+            .settings = q->pub.settings,
+            .campaign_at_once = is_new && i == 0,
+        };
+        enum rc rc = queue_replica_add(c->queues, &spec);
+        q->has_replica = rc == RC_OK;
+        if (rc != RC_OK) {
+            log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len,
+                      (const char *)q->pub.name.ptr, (unsigned long long)t->group, rc_text(rc));
+        }
+    }
+}
+
+static bool decode_queue(const struct meta_change *c, struct queue *q)
+{
+    if (c->payload.len < 8) {
+        return false;
+    }
+    uint64_t first_id;
+    memcpy(&first_id, c->payload.ptr, 8);
+    Warren__QueueRecord *r = warren__queue_record__unpack(NULL, c->payload.len - 8, c->payload.ptr + 8);
+    bool ok = r && queue_type_parse(span_str(r->type), &q->pub.type) && r->n_member_nodes <= LIMIT_VOTERS;
+    if (ok) {
+        q->pub.is_durable = r->durable;
+        q->pub.arguments = copy_span(span_of(r->arguments.data, r->arguments.len));
+        q->pub.target.group = first_id;
+        q->pub.target.members_count = (uint32_t)r->n_member_nodes;
+        for (uint32_t i = 0; i < r->n_member_nodes; i++) {
+            q->pub.target.members[i] =
+                (struct member){.replica_id = first_id + 1 + i, .node_id = r->member_nodes[i], .is_voter = true};
+        }
+        queue_settings_from(q->pub.arguments, &q->pub.settings);
+        q->pub.settings.metadata_version = c->version;
+    }
+    if (r) {
+        warren__queue_record__free_unpacked(r, NULL);
+    }
+    return ok;
+}
+
+static void queue_free(struct queue *q)
+{
+    forget_destination(&q->incoming);
+    free_span(q->pub.name);
+    free_span(q->pub.arguments);
+    free(q);
+}
+
+static void remove_queue(struct broker_vhost *v, struct queue *q)
+{
+    struct broker *b = v->broker;
+    map_remove_bytes(&v->queues, q->pub.name);
+    count_replicas(b, &q->pub.target, -1);
+    if (q->has_replica) {
+        queue_replica_remove(b->config.queues, q->pub.target.group, true);
+    }
+    queue_free(q);
+}
+
+static void on_queue(struct broker_vhost *v, struct span name, const struct meta_change *c)
+{
+    struct broker *b = v->broker;
+    struct queue *q = vhost_queue(v, name);
+    if (c->is_deleted) {
+        if (q) {
+            remove_queue(v, q);
+        }
+        return;
+    }
+    if (q && c->payload.len >= 8 && memcmp(c->payload.ptr, &q->pub.target.group, 8) == 0) {
+        q->told = b->generation;
+        return;  // Records of queues do not change yet.
+    }
+    if (q) {
+        remove_queue(v, q);  // Another queue of the same name, made while this node was behind.
+    }
+    q = mem_zalloc(sizeof(*q));
+    q->told = b->generation;
+    q->vhost = v;
+    q->pub.name = copy_span(name);
+    list_init(&q->incoming);
+    if (!decode_queue(c, q)) {
+        log_error("the record of queue '%.*s' does not decode; the queue is left alone", (int)name.len, (const char *)name.ptr);
+        queue_free(q);
+        return;
+    }
+    map_put_bytes(&v->queues, name, q);
+    count_replicas(b, &q->pub.target, 1);
+    resolve_waiting(v, name, true);
+    start_replica(b, q, b->is_loaded);
+}
+
+// ---- vhosts, users, permissions, nodes -----------------------------------------------------------------------------
+
+static void permission_free(struct permission *p)
+{
+    for (int i = 0; i < 3; i++) {
+        free(p->patterns[i]);
+        pcre2_code_free(p->code[i]);
+    }
+    free(p);
+}
+
+static void on_permission(struct broker_vhost *v, struct span user, const struct meta_change *c)
+{
+    struct permission *old = map_remove_bytes(&v->permissions, user);
+    if (old) {
+        permission_free(old);
+    }
+    if (c->is_deleted) {
+        return;
+    }
+    Warren__PermissionRecord *r = warren__permission_record__unpack(NULL, c->payload.len, c->payload.ptr);
+    if (r) {
+        struct permission *p = mem_zalloc(sizeof(*p));
+        p->patterns[0] = mem_strndup(r->configure, strlen(r->configure));
+        p->patterns[1] = mem_strndup(r->write, strlen(r->write));
+        p->patterns[2] = mem_strndup(r->read, strlen(r->read));
+        p->told = v->broker->generation;
+        map_put_bytes(&v->permissions, user, p);
+        warren__permission_record__free_unpacked(r, NULL);
+    }
+}
+
+static void vhost_free(struct broker_vhost *v)
+{
+    uint32_t pos = 0;
+    for (struct queue *q; (q = map_next(&v->queues, &pos, NULL, NULL));) {
+        remove_queue(v, q);
+    }
+    pos = 0;
+    for (struct exchange *x; (x = map_next(&v->exchanges, &pos, NULL, NULL));) {
+        exchange_free(x);
+    }
+    pos = 0;
+    for (struct permission *p; (p = map_next(&v->permissions, &pos, NULL, NULL));) {
+        permission_free(p);
+    }
+    exchange_free(v->default_exchange);
+    map_deinit(&v->queues);
+    map_deinit(&v->exchanges);
+    map_deinit(&v->permissions);
+    free(v->name);
+    free(v->default_queue_type);
+    free(v);
+}
+
+static void on_vhost(struct broker *b, struct span name, const struct meta_change *c)
+{
+    struct broker_vhost *v = map_get_bytes(&b->vhosts, name);
+    if (c->is_deleted) {
+        if (v) {
+            map_remove_bytes(&b->vhosts, name);
+            vhost_free(v);
+        }
+        return;
+    }
+    if (!v) {
+        v = mem_zalloc(sizeof(*v));
+        v->broker = b;
+        v->name = mem_strndup(name.ptr, name.len);
+        map_init_bytes(&v->exchanges);
+        map_init_bytes(&v->queues);
+        map_init_bytes(&v->permissions);
+        list_init(&v->waiting);
+        v->default_exchange = exchange_create(v, span_str(""), EXCHANGE_DIRECT);
+        map_put_bytes(&b->vhosts, name, v);
+    }
+    v->told = b->generation;
+    Warren__VhostRecord *r = warren__vhost_record__unpack(NULL, c->payload.len, c->payload.ptr);
+    free(v->default_queue_type);
+    v->default_queue_type = NULL;
+    if (r && r->default_queue_type[0] != '\0') {
+        v->default_queue_type = mem_strndup(r->default_queue_type, strlen(r->default_queue_type));
+    }
+    if (r) {
+        warren__vhost_record__free_unpacked(r, NULL);
+    }
+}
+
+static void user_free(struct user *u)
+{
+    free(u->hash);
+    free(u);
+}
+
+static void on_user(struct broker *b, struct span name, const struct meta_change *c)
+{
+    struct user *old = map_remove_bytes(&b->users, name);
+    if (old) {
+        user_free(old);
+    }
+    if (c->is_deleted) {
+        return;
+    }
+    Warren__UserRecord *r = warren__user_record__unpack(NULL, c->payload.len, c->payload.ptr);
+    if (r) {
+        struct user *u = mem_zalloc(sizeof(*u));
+        u->hash = (uint8_t *)mem_strndup(r->password_hash.data, r->password_hash.len);
+        u->hash_len = r->password_hash.len;
+        for (size_t i = 0; i < r->n_tags; i++) {
+            u->is_impersonator = u->is_impersonator || strcmp(r->tags[i], "impersonator") == 0;
+        }
+        u->told = b->generation;
+        map_put_bytes(&b->users, name, u);
+        warren__user_record__free_unpacked(r, NULL);
+    }
+}
+
+static void node_free(struct node *n)
+{
+    free_span(n->pub.store_id);
+    free_span(n->pub.address);
+    free(n->name);
+    free(n);
+}
+
+static void tell_node(struct broker *b, const struct node *n, bool is_known)
+{
+    if (b->config.worker == 0 && b->config.node_changed) {
+        b->config.node_changed(b->config.ctx, n->pub.name, n->pub.node_id, n->pub.store_id, n->pub.address, is_known);
+    }
+}
+
+static void on_node(struct broker *b, struct span name, const struct meta_change *c)
+{
+    struct node *n = map_remove_bytes(&b->nodes, name);
+    if (n && c->is_deleted) {
+        tell_node(b, n, false);
+    }
+    if (n) {
+        node_free(n);
+    }
+    if (c->is_deleted || c->payload.len < 8) {
+        return;
+    }
+    uint64_t first_id;
+    memcpy(&first_id, c->payload.ptr, 8);
+    Warren__NodeRecord *r = warren__node_record__unpack(NULL, c->payload.len - 8, c->payload.ptr + 8);
+    if (r) {
+        n = mem_zalloc(sizeof(*n));
+        n->name = mem_strndup(name.ptr, name.len);
+        n->pub = (struct broker_node){
+            .name = span_of(n->name, name.len),
+            .store_id = copy_span(span_of(r->store_id.data, r->store_id.len)),
+            .address = copy_span(span_str(r->address)),
+            .node_id = r->node_id ? r->node_id : (uint32_t)first_id,
+            .replica_id = r->replica_id ? r->replica_id : first_id + 1,
+        };
+        n->told = b->generation;
+        map_put_bytes(&b->nodes, name, n);
+        tell_node(b, n, true);
+        warren__node_record__free_unpacked(r, NULL);
+    }
+}
+
+// ---- the subscription --------------------------------------------------------------------------------------------
+
+static void on_change(void *ctx, const struct meta_change *c)
+{
+    struct broker *b = ctx;
+    const struct meta_path *p = c->path;
+    b->version++;
+    if (p->depth == 2 && span_equal(p->names[0], span_str("users"))) {
+        on_user(b, p->names[1], c);
+    } else if (p->depth == 2 && span_equal(p->names[0], span_str("nodes"))) {
+        on_node(b, p->names[1], c);
+    } else if (p->depth >= 2 && span_equal(p->names[0], span_str("vhosts"))) {
+        struct broker_vhost *v = map_get_bytes(&b->vhosts, p->names[1]);
+        if (p->depth == 2) {
+            on_vhost(b, p->names[1], c);
+        } else if (!v || p->depth < 4) {
+            return;
+        } else if (p->depth == 4 && span_equal(p->names[2], span_str("queues"))) {
+            on_queue(v, p->names[3], c);
+        } else if (p->depth == 4 && span_equal(p->names[2], span_str("exchanges"))) {
+            on_exchange(v, p->names[3], c);
+        } else if (p->depth == 8 && span_equal(p->names[2], span_str("exchanges"))) {
+            on_binding(v, p, c);
+        } else if (p->depth == 4 && span_equal(p->names[2], span_str("user_permissions"))) {
+            on_permission(v, p->names[3], c);
+        }
+    }
+}
+
+// Drops what a reset did not tell again.
+static void sweep_vhost(struct broker_vhost *v)
+{
+    uint64_t now = v->broker->generation;
+    uint32_t pos = 0;
+    struct span name;
+    for (struct exchange *x; (x = map_next(&v->exchanges, &pos, NULL, &name));) {
+        if (x->told != now) {
+            map_remove_bytes(&v->exchanges, x->pub.name);
+            exchange_free(x);
+            continue;
+        }
+        uint32_t at = 0;
+        struct span id;
+        for (struct binding *b; (b = map_next(&x->by_leaf, &at, NULL, &id));) {
+            if (b->told != now) {
+                map_remove_bytes(&x->by_leaf, id);
+                binding_free(b);
+            }
+        }
+    }
+    pos = 0;
+    for (struct queue *q; (q = map_next(&v->queues, &pos, NULL, NULL));) {
+        if (q->told != now) {
+            remove_queue(v, q);
+        }
+    }
+    pos = 0;
+    for (struct permission *p; (p = map_next(&v->permissions, &pos, NULL, &name));) {
+        if (p->told != now) {
+            map_remove_bytes(&v->permissions, name);
+            permission_free(p);
+        }
+    }
+}
+
+static void sweep(struct broker *b)
+{
+    uint32_t pos = 0;
+    struct span name;
+    for (struct broker_vhost *v; (v = map_next(&b->vhosts, &pos, NULL, &name));) {
+        if (v->told == b->generation) {
+            sweep_vhost(v);
+        } else {
+            map_remove_bytes(&b->vhosts, name);
+            vhost_free(v);
+        }
+    }
+    pos = 0;
+    for (struct user *u; (u = map_next(&b->users, &pos, NULL, &name));) {
+        if (u->told != b->generation) {
+            map_remove_bytes(&b->users, name);
+            user_free(u);
+        }
+    }
+    pos = 0;
+    for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, &name));) {
+        if (n->told != b->generation) {
+            map_remove_bytes(&b->nodes, name);
+            tell_node(b, n, false);
+            node_free(n);
+        }
+    }
+}
+
+static void on_loaded(void *ctx, uint64_t index)
+{
+    struct broker *b = ctx;
+    (void)index;
+    if (b->generation > 0) {
+        sweep(b);
+    }
+    b->is_loaded = true;
+    b->version++;
+}
+
+// A snapshot replaced the tree and everything is told again. What exists stays in use meanwhile, so that queues go on
+// undisturbed; what has not been told again by `loaded` goes then.
+static void on_reset(void *ctx)
+{
+    struct broker *b = ctx;
+    b->generation++;
+    b->version++;
+}
+
+const struct meta_subscriber *broker_subscriber(struct broker *b)
+{
+    return &b->subscriber;
+}
+
+struct broker *broker_create(const struct broker_config *config)
+{
+    struct broker *b = mem_zalloc(sizeof(*b));
+    b->config = *config;
+    b->subscriber = (struct meta_subscriber){.change = on_change, .reset = on_reset, .loaded = on_loaded, .ctx = b};
+    map_init_bytes(&b->vhosts);
+    map_init_bytes(&b->users);
+    map_init_bytes(&b->nodes);
+    map_init_u64(&b->replicas_by_node);
+    b->match = pcre2_match_data_create(1, NULL);
+    return b;
+}
+
+void broker_destroy(struct broker *b)
+{
+    uint32_t pos = 0;
+    for (struct broker_vhost *v; (v = map_next(&b->vhosts, &pos, NULL, NULL));) {
+        uint32_t at = 0;
+        for (struct queue *q; (q = map_next(&v->queues, &at, NULL, NULL));) {
+            q->has_replica = false;  // The node stops; nothing is deleted.
+        }
+        vhost_free(v);
+    }
+    pos = 0;
+    for (struct user *u; (u = map_next(&b->users, &pos, NULL, NULL));) {
+        user_free(u);
+    }
+    pos = 0;
+    for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, NULL));) {
+        node_free(n);
+    }
+    map_deinit(&b->vhosts);
+    map_deinit(&b->users);
+    map_deinit(&b->nodes);
+    map_deinit(&b->replicas_by_node);
+    pcre2_match_data_free(b->match);
+    free(b->route);
+    free(b);
+}
+
+// ---- lookups -----------------------------------------------------------------------------------------------------
+
+struct broker_vhost *broker_vhost_find(struct broker *b, struct span name)
+{
+    return map_get_bytes(&b->vhosts, name);
+}
+
+const struct broker_exchange *broker_exchange_find(struct broker_vhost *v, struct span name)
+{
+    struct exchange *x = vhost_exchange(v, name);
+    return x ? &x->pub : NULL;
+}
+
+const struct broker_queue *broker_queue_find(struct broker_vhost *v, struct span name)
+{
+    struct queue *q = vhost_queue(v, name);
+    return q ? &q->pub : NULL;
+}
+
+void broker_vhost_each(struct broker *b, void (*each)(void *ctx, struct broker_vhost *v, struct span name), void *ctx)
+{
+    uint32_t pos = 0;
+    struct span name;
+    for (struct broker_vhost *v; (v = map_next(&b->vhosts, &pos, NULL, &name));) {
+        each(ctx, v, name);
+    }
+}
+
+void broker_exchange_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_exchange *x), void *ctx)
+{
+    each(ctx, &v->default_exchange->pub);
+    uint32_t pos = 0;
+    for (struct exchange *x; (x = map_next(&v->exchanges, &pos, NULL, NULL));) {
+        each(ctx, &x->pub);
+    }
+}
+
+void broker_queue_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_queue *q), void *ctx)
+{
+    uint32_t pos = 0;
+    for (struct queue *q; (q = map_next(&v->queues, &pos, NULL, NULL));) {
+        each(ctx, &q->pub);
+    }
+}
+
+void broker_binding_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_binding *x), void *ctx)
+{
+    uint32_t pos = 0;
+    for (struct queue *q; (q = map_next(&v->queues, &pos, NULL, NULL));) {
+        struct broker_binding implicit = {.source = span_str(""), .destination = q->pub.name, .key = q->pub.name, .to_queue = true};
+        each(ctx, &implicit);
+    }
+    pos = 0;
+    for (struct exchange *x; (x = map_next(&v->exchanges, &pos, NULL, NULL));) {
+        list_each(item, &x->bindings) {
+            struct binding *b = list_entry(item, struct binding, in_source);
+            struct broker_binding out = {.source = x->pub.name, .destination = b->destination, .key = b->key, .arguments = b->arguments, .to_queue = b->is_to_queue};
+            each(ctx, &out);
+        }
+    }
+}
+
+uint64_t broker_version(const struct broker *b)
+{
+    return b->version;
+}
+
+bool broker_is_loaded(const struct broker *b)
+{
+    return b->is_loaded;
+}
+
+void broker_node_each(struct broker *b, void (*each)(void *ctx, const struct broker_node *n), void *ctx)
+{
+    uint32_t pos = 0;
+    for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, NULL));) {
+        each(ctx, &n->pub);
+    }
+}
+
+const struct broker_node *broker_node_find(struct broker *b, struct span name)
+{
+    struct node *n = map_get_bytes(&b->nodes, name);
+    return n ? &n->pub : NULL;
+}
+
+const struct broker_node *broker_node_by_id(struct broker *b, uint32_t node_id)
+{
+    uint32_t pos = 0;
+    for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, NULL));) {
+        if (n->pub.node_id == node_id) {
+            return &n->pub;
+        }
+    }
+    return NULL;
+}
