@@ -1,0 +1,395 @@
+// SPDX-License-Identifier: Apache-2.0
+// The driver of the WAL: one thread that may block (wal.h; decision 5).
+//
+// Problem: workers never block, syncs do. Idea: each worker has a ring towards this thread and one back. The thread takes
+// everything the rings hold, makes a batch of it, writes and syncs it, hands the completions back and wakes each worker
+// concerned once. What arrives meanwhile is the next batch.
+//
+// Sleeping: the thread raises `shared_is_asleep`, looks at the rings once more and waits on an eventfd. A submitter writes
+// to the eventfd only if it lowers that flag, so a busy thread costs its submitters no system call. Both sides put a full
+// fence between their store and their load; one of them sees the other.
+//
+// A full ring never blocks and never loses anything: the submitter keeps a list of its own and goes on with it at its
+// next call (completions are due to it, so it is called again); this thread keeps a list per worker that the worker
+// asks for when its ring is empty.
+//
+// A failed disk ends the process here (P6): nothing that was not acknowledged may be taken for done, and no vote given.
+#include "consensus/wal/internal.h"
+#include "node/base/log.h"
+#include "node/base/ring.h"
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+enum {
+    RING_SLOTS = 1024,   // Submissions of one worker on their way; one is made per loop turn.
+    MARK_AFTER_MS = 10,  // Quiet time after which the last batch gets a mark (README.md).
+};
+
+struct retirement {
+    struct retirement *next;
+    uint64_t seq;
+};
+
+struct wal_worker {
+    // Worker's side.
+    struct ring in;             // Worker -> WAL thread.
+    struct ring out;            // WAL thread -> worker.
+    _Alignas(64) struct list in_waiting;  // Worker's thread: submissions that found `in` full, in order.
+    _Alignas(64) struct list out_waiting; // WAL thread: completions that found `out` full, in order.
+    bool must_wake;                       // WAL thread: has completions since the last wake.
+    _Atomic bool shared_has_waiting;      // out_waiting is not empty; written by the WAL thread.
+};
+
+struct wal_thread {
+    struct wal_thread_config config;
+    struct wal *wal;
+    pthread_t thread;
+    int wake_fd;
+    struct wal_worker *workers;
+    // WAL thread: which worker each submission inside the core came from, in order (a ring that grows).
+    uint16_t *origins;
+    uint32_t origins_head, origins_count, origins_cap;
+    _Alignas(64) _Atomic bool shared_is_asleep;  // See above.
+    _Atomic bool shared_must_stop;               // Release by wal_thread_stop.
+    _Atomic(struct retirement *) shared_retired; // Stack; pushed by anyone, taken whole by the WAL thread.
+    _Atomic uint64_t shared_batch_start_ns;      // 0: no batch is being written. Relaxed: a gauge.
+    _Atomic uint32_t shared_file_count;          // Relaxed: a gauge.
+};
+
+// ---- any thread ------------------------------------------------------------------------------------------------
+
+static void wake(struct wal_thread *t)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    if (atomic_load_explicit(&t->shared_is_asleep, memory_order_relaxed) &&
+        atomic_exchange(&t->shared_is_asleep, false)) {
+        uint64_t one = 1;
+        ssize_t n = write(t->wake_fd, &one, sizeof(one));
+        assert(n == sizeof(one));  // The counter cannot overflow: one write per sleep.
+    }
+}
+
+static void push_waiting(struct wal_worker *k)
+{
+    while (!list_is_empty(&k->in_waiting)) {
+        struct list *item = k->in_waiting.next;
+        struct wal_submission *s = list_entry(item, struct wal_submission, link);
+        // Unlinked first: behind the push the submission belongs to the other side.
+        list_remove(item);
+        if (!ring_push(&k->in, s)) {
+            list_add_head(&k->in_waiting, item);
+            return;
+        }
+    }
+}
+
+void wal_thread_submit(struct wal_thread *t, uint32_t worker, struct wal_submission *s)
+{
+    assert(worker < t->config.workers);
+    struct wal_worker *k = &t->workers[worker];
+    list_add_tail(&k->in_waiting, &s->link);
+    push_waiting(k);
+    wake(t);
+}
+
+struct wal_submission *wal_thread_poll(struct wal_thread *t, uint32_t worker)
+{
+    assert(worker < t->config.workers);
+    struct wal_worker *k = &t->workers[worker];
+    struct wal_submission *s = ring_pop(&k->out);
+    if (s == NULL) {
+        bool has_more = !list_is_empty(&k->in_waiting);
+        push_waiting(k);
+        has_more = has_more || atomic_load_explicit(&k->shared_has_waiting, memory_order_acquire);
+        if (has_more) {
+            wake(t);
+        }
+    }
+    return s;
+}
+
+void wal_thread_retire(struct wal_thread *t, uint64_t seq)
+{
+    struct retirement *r = mem_alloc(sizeof(*r));
+    r->seq = seq;
+    r->next = atomic_load_explicit(&t->shared_retired, memory_order_relaxed);
+    while (!atomic_compare_exchange_weak_explicit(&t->shared_retired, &r->next, r, memory_order_release,
+                                                  memory_order_relaxed)) {
+    }
+    wake(t);
+}
+
+uint64_t wal_thread_age_ns(struct wal_thread *t)
+{
+    uint64_t start = atomic_load_explicit(&t->shared_batch_start_ns, memory_order_relaxed);
+    uint64_t now = clock_mono_ns(env_system_clock());
+    return start == 0 || now < start ? 0 : now - start;
+}
+
+uint32_t wal_thread_file_count(struct wal_thread *t)
+{
+    return atomic_load_explicit(&t->shared_file_count, memory_order_relaxed);
+}
+
+// ---- WAL thread ------------------------------------------------------------------------------------------------
+
+static void origin_push(struct wal_thread *t, uint32_t worker)
+{
+    if (t->origins_count == t->origins_cap) {
+        uint32_t cap = t->origins_cap == 0 ? 1024 : t->origins_cap * 2;
+        uint16_t *grown = mem_alloc(cap * sizeof(*grown));
+        for (uint32_t i = 0; i < t->origins_count; i++) {
+            grown[i] = t->origins[(t->origins_head + i) % t->origins_cap];
+        }
+        free(t->origins);
+        t->origins = grown;
+        t->origins_cap = cap;
+        t->origins_head = 0;
+    }
+    t->origins[(t->origins_head + t->origins_count++) % t->origins_cap] = (uint16_t)worker;
+}
+
+static uint32_t origin_pop(struct wal_thread *t)
+{
+    assert(t->origins_count > 0);
+    uint32_t worker = t->origins[t->origins_head];
+    t->origins_head = (t->origins_head + 1) % t->origins_cap;
+    t->origins_count--;
+    return worker;
+}
+
+static void on_done(void *ctx, struct wal_submission *s)
+{
+    struct wal_thread *t = ctx;
+    struct wal_worker *k = &t->workers[origin_pop(t)];
+    if (s->result != RC_OK) {
+        return;  // The process is about to end.
+    }
+    k->must_wake = true;
+    if (!list_is_empty(&k->out_waiting) || !ring_push(&k->out, s)) {
+        list_add_tail(&k->out_waiting, &s->link);
+        atomic_store_explicit(&k->shared_has_waiting, true, memory_order_release);
+    }
+}
+
+static void on_file_closed(void *ctx, uint64_t file_seq)
+{
+    struct wal_thread *t = ctx;
+    if (t->config.on_file_closed != NULL) {
+        t->config.on_file_closed(t->config.wake_ctx, file_seq);
+    }
+}
+
+// Takes what the other threads left for us. True if there was anything. When we must stop the workers have ended and
+// what they could not push is ours too.
+static bool take(struct wal_thread *t, bool must_stop)
+{
+    bool any = false;
+    for (uint32_t i = 0; i < t->config.workers; i++) {
+        struct wal_submission *s;
+        while ((s = ring_pop(&t->workers[i].in)) != NULL) {
+            origin_push(t, i);
+            wal_submit(t->wal, s);
+            any = true;
+        }
+        while (must_stop && !list_is_empty(&t->workers[i].in_waiting)) {
+            origin_push(t, i);
+            wal_submit(t->wal, list_entry(list_pop(&t->workers[i].in_waiting), struct wal_submission, link));
+            any = true;
+        }
+    }
+    struct retirement *r = atomic_exchange_explicit(&t->shared_retired, NULL, memory_order_acquire);
+    while (r != NULL) {
+        struct retirement *next = r->next;
+        wal_retire(t->wal, r->seq);
+        free(r);
+        r = next;
+        any = true;
+    }
+    return any;
+}
+
+// Moves kept completions into rings that have room again, and wakes the workers that got something.
+static void deliver(struct wal_thread *t)
+{
+    for (uint32_t i = 0; i < t->config.workers; i++) {
+        struct wal_worker *k = &t->workers[i];
+        while (!list_is_empty(&k->out_waiting)) {
+            struct list *item = k->out_waiting.next;
+            list_remove(item);
+            if (!ring_push(&k->out, list_entry(item, struct wal_submission, link))) {
+                list_add_head(&k->out_waiting, item);
+                break;
+            }
+            k->must_wake = true;
+        }
+        if (atomic_load_explicit(&k->shared_has_waiting, memory_order_relaxed) != !list_is_empty(&k->out_waiting)) {
+            atomic_store_explicit(&k->shared_has_waiting, !list_is_empty(&k->out_waiting), memory_order_release);
+        }
+        if (k->must_wake) {
+            k->must_wake = false;
+            t->config.wake(t->config.wake_ctx, i);
+        }
+    }
+}
+
+static _Noreturn void die(struct wal_thread *t, enum rc rc)
+{
+    char reason[128];
+    snprintf(reason, sizeof(reason), "the write-ahead log could not be written: %s\n", rc_text(rc));
+    log_critical("wal: %.*s, stopping at once", (int)(strlen(reason) - 1), reason);
+    struct disk *d = t->wal->config.disk;
+    if (d->mark_failed != NULL) {
+        d->mark_failed(d, reason);
+    }
+    abort();
+}
+
+static void write_batch(struct wal_thread *t)
+{
+    uint64_t now = clock_mono_ns(env_system_clock());
+    atomic_store_explicit(&t->shared_batch_start_ns, now, memory_order_relaxed);
+    enum rc rc = wal_write(t->wal);
+    if (rc != RC_OK) {
+        die(t, rc);
+    }
+    wal_complete(t->wal, rc);
+    atomic_store_explicit(&t->shared_batch_start_ns, 0, memory_order_relaxed);
+    if (t->wal->has_failed) {
+        die(t, RC_IO);
+    }
+}
+
+static bool has_input(struct wal_thread *t)
+{
+    bool has = atomic_load_explicit(&t->shared_must_stop, memory_order_acquire) ||
+               atomic_load_explicit(&t->shared_retired, memory_order_relaxed) != NULL;
+    for (uint32_t i = 0; i < t->config.workers && !has; i++) {
+        has = ring_count(&t->workers[i].in) > 0 ||
+              (!list_is_empty(&t->workers[i].out_waiting) && ring_count(&t->workers[i].out) < RING_SLOTS);
+    }
+    return has;
+}
+
+// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted.
+static bool sleep_until_woken(struct wal_thread *t)
+{
+    atomic_store_explicit(&t->shared_is_asleep, true, memory_order_relaxed);
+    atomic_thread_fence(memory_order_seq_cst);
+    bool is_woken = true;
+    if (!has_input(t)) {
+        struct pollfd p = {.fd = t->wake_fd, .events = POLLIN};
+        is_woken = poll(&p, 1, t->wal->needs_mark ? MARK_AFTER_MS : -1) != 0;
+    }
+    if (!atomic_exchange(&t->shared_is_asleep, false)) {
+        uint64_t count;  // Somebody lowered the flag: his write is there or about to be; it must not wake us twice.
+        struct pollfd p = {.fd = t->wake_fd, .events = POLLIN};
+        while (poll(&p, 1, -1) < 0 && errno == EINTR) {
+        }
+        ssize_t n = read(t->wake_fd, &count, sizeof(count));
+        assert(n == sizeof(count));
+        is_woken = true;
+    }
+    return is_woken;
+}
+
+static void *run(void *arg)
+{
+    struct wal_thread *t = arg;
+    pthread_setname_np(pthread_self(), "wal");
+    for (;;) {
+        bool must_stop = atomic_load_explicit(&t->shared_must_stop, memory_order_acquire);
+        bool any = take(t, must_stop);
+        if (wal_compose(t->wal)) {
+            write_batch(t);
+            any = true;
+        } else if (t->wal->has_failed) {
+            die(t, RC_IO);
+        }
+        atomic_store_explicit(&t->shared_file_count, wal_file_count(t->wal), memory_order_relaxed);
+        deliver(t);
+        if (any) {
+            continue;
+        }
+        if (must_stop || !sleep_until_woken(t)) {
+            if (wal_compose_mark(t->wal)) {
+                write_batch(t);
+            }
+        }
+        if (must_stop) {
+            return NULL;
+        }
+    }
+}
+
+// ---- start and stop --------------------------------------------------------------------------------------------
+
+// Cache lines of their own for what two threads write.
+static void *alloc_aligned(size_t bytes)
+{
+    void *p = NULL;
+    if (posix_memalign(&p, 64, bytes) != 0) {
+        log_critical("out of memory");
+        abort();
+    }
+    memset(p, 0, bytes);
+    return p;
+}
+
+static void thread_free(struct wal_thread *t)
+{
+    for (uint32_t i = 0; i < t->config.workers; i++) {
+        ring_deinit(&t->workers[i].in);
+        ring_deinit(&t->workers[i].out);
+    }
+    struct retirement *r = atomic_load_explicit(&t->shared_retired, memory_order_acquire);
+    while (r != NULL) {
+        struct retirement *next = r->next;
+        free(r);
+        r = next;
+    }
+    if (t->wake_fd >= 0) {
+        close(t->wake_fd);
+    }
+    free(t->workers);
+    free(t->origins);
+    free(t);
+}
+
+enum rc wal_thread_start(const struct wal_thread_config *config, struct wal *w, struct wal_thread **out)
+{
+    assert(config->workers > 0 && config->workers <= UINT16_MAX);
+    assert(config->wake != NULL);
+    struct wal_thread *t = alloc_aligned(sizeof(*t));
+    t->config = *config;
+    t->wal = w;
+    t->workers = alloc_aligned(config->workers * sizeof(*t->workers));
+    for (uint32_t i = 0; i < config->workers; i++) {
+        ring_init(&t->workers[i].in, RING_SLOTS);
+        ring_init(&t->workers[i].out, RING_SLOTS);
+        list_init(&t->workers[i].in_waiting);
+        list_init(&t->workers[i].out_waiting);
+    }
+    atomic_store_explicit(&t->shared_file_count, wal_file_count(w), memory_order_relaxed);
+    t->wake_fd = eventfd(0, EFD_CLOEXEC);
+    wal_set_callbacks(w, on_file_closed, on_done, t);
+    if (t->wake_fd < 0 || pthread_create(&t->thread, NULL, run, t) != 0) {
+        thread_free(t);
+        return RC_SYSTEM;
+    }
+    *out = t;
+    return RC_OK;
+}
+
+void wal_thread_stop(struct wal_thread *t)
+{
+    atomic_store_explicit(&t->shared_must_stop, true, memory_order_release);
+    wake(t);
+    pthread_join(t->thread, NULL);
+    thread_free(t);
+}
