@@ -36,6 +36,14 @@ MUST_USE enum rc config_decode(struct span bytes, struct config *out);  // `inde
 const struct member *config_find(const struct config *c, uint64_t replica_id);  // NULL if absent.
 const struct member *config_find_node(const struct config *c, uint32_t node_id);
 uint32_t config_voters(const struct config *c);
+// Copies `index` and the `count` members. Engines keep a configuration only as long as its members, so one borrowed from
+// a status is copied with this, never by assignment of the struct.
+static inline void config_copy(struct config *to, const struct config *from)
+{
+    to->index = from->index;
+    to->count = from->count;
+    memcpy(to->members, from->members, from->count * sizeof(from->members[0]));
+}
 
 enum member_change_kind { MEMBER_ADD_LEARNER, MEMBER_PROMOTE, MEMBER_REMOVE };
 struct member_change {
@@ -71,7 +79,8 @@ struct consensus_msg {
     uint64_t index;       // VOTE/PREVOTE: last index. APPEND: previous index. APPEND_REPLY: see acked. DONE: snapshot's.
     uint64_t index_term;  // Term of `index`.
     uint64_t commit;      // APPEND: leader's commit index.
-    uint64_t acked;       // APPEND_REPLY: min(durable, matched in this term) (P21).
+    uint64_t acked;       // APPEND_REPLY: min(durable, matched in this term) (P21); `index` = matched, durable or not, or the
+                          // refused previous index; `commit` = the follower's.
     uint64_t hint_index;  // APPEND_REPLY rejected: where the logs may agree,
     uint64_t hint_term;   // and the follower's term there (engine-notes §1.6).
     uint64_t read_round;  // APPEND carries the newest round; the reply echoes it (P13). 0 none.
@@ -145,6 +154,8 @@ struct consensus_send {
     struct consensus_msg msg;  // APPEND: complete but for count and runs, which the host fills: entries from
                                // msg.index + 1 as many as fit, up to last. SNAPSHOT: the peer needs one.
     uint64_t last;             // Highest index that may be sent now (0 entries allowed: a probe or commit news).
+    bool may_wait;             // Nothing but a commit index the peer has not heard of: may be put off (<= 5 ms) until
+                               // entries carry it.
 };
 
 struct consensus_status {
@@ -160,7 +171,9 @@ struct consensus_status {
     uint64_t snapshot;
     uint64_t log_epoch;
     bool is_ready;       // Leader whose term's no-op is committed and applied: may change members, serve reads.
-    const struct config *config;  // In force (effective when appended, P9). Borrowed from the replica.
+    const struct config *config;  // In force (effective when appended, P9). Borrowed from the replica until its next step;
+                                  // only members[0..count-1] exist: config_copy to keep it.
+    uint32_t regressed;  // Leader: peers found to have lost what they acknowledged; they count for nothing (law 2).
 };
 
 // ---- the engine ------------------------------------------------------------------------------------------------
@@ -215,11 +228,13 @@ struct consensus_ops {
     // deadline() is due. UINT64_MAX: no timer is wanted.
     uint64_t (*deadline)(const struct replica *r);
     void (*timeout)(struct replica *r, uint64_t now_ns, struct consensus_out *out);
-    // Liveness of a node changed (hint, decision 7). `rank_delay_ns` is drawn by the engine itself.
+    // Liveness of a node changed (hint, decision 7). `rank_delay_ns` is drawn by the engine itself. Until told otherwise
+    // a replica takes every node for alive: after create, tell it of those that are not.
     void (*node_alive)(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns, struct consensus_out *out);
     // The link to a node was reset: what was in flight may be lost.
     void (*link_reset)(struct replica *r, uint32_t node_id, uint64_t now_ns, struct consensus_out *out);
-    // The peer reported that it lost what it acknowledged; or its snapshot transfer ended (ok or not).
+    // Leader: the snapshot transfer to `replica_id` ended (ok: all was sent up to `index`; MSG_SNAPSHOT_DONE proves that it
+    // is installed). Follower, with its own id and !is_ok: the installation told by snapshot_started was given up.
     void (*snapshot_ended)(struct replica *r, uint64_t replica_id, bool is_ok, uint64_t index, uint64_t now_ns,
                            struct consensus_out *out);
 
@@ -230,6 +245,8 @@ struct consensus_ops {
     enum rc (*read_barrier)(struct replica *r, uint64_t id, uint64_t now_ns, struct consensus_out *out);
     enum rc (*transfer)(struct replica *r, uint64_t replica_id, uint64_t now_ns, struct consensus_out *out);
     enum rc (*change_members)(struct replica *r, const struct member_change *c, uint64_t now_ns, struct consensus_out *out);
+    // Follower: a snapshot from the leader is being received: no candidacy, no new entries until it is installed or given up.
+    void (*snapshot_started)(struct replica *r, uint64_t now_ns);
     // A new local snapshot: the log before it may go. / A snapshot from the leader replaced everything.
     void (*snapshot_taken)(struct replica *r, uint64_t index, uint64_t term);
     void (*snapshot_installed)(struct replica *r, uint64_t index, uint64_t term, const struct config *c, uint64_t now_ns,

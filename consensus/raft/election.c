@@ -1,0 +1,281 @@
+// SPDX-License-Identifier: Apache-2.0
+// Elections: when to campaign, pre-vote, vote, and who is believed to lead.
+//
+// Groups have no heartbeats: whether a leader lives is the node-level failure detector's word (decision 7). While it is
+// taken for alive there is no timer and votes against it are refused (sticky leader). When its node dies, or the leader
+// is unknown, each voter waits rank x 50 ms and a little jitter, then asks for pre-votes, which change nothing at
+// the voter (P4), then raises its term and asks for votes. Liveness is only a hint: safety rests on one vote a term,
+// recorded with the term in one durable record (P3), and on the comparison of logs.
+//
+// The volatile hard state decides at once; what it allowed leaves gated behind its write, and the own vote counts only
+// when hard_state_durable has told of it.
+#include "consensus/raft/state.h"
+
+bool raft_leader_is_live(const struct replica *r)
+{
+    if (r->role == ROLE_LEADER) {
+        return true;
+    }
+    if (r->leader == 0 || r->is_suspected) {
+        return false;
+    }
+    int at = raft_member_at(r, r->leader);
+    if (at < 0) {
+        // Removed by an entry that is committed: it will stop leading. Else our configuration may only be behind.
+        return r->config->index == 0 || r->config->index > r->commit;
+    }
+    return raft_node_is_alive(r, (uint32_t)at);
+}
+
+bool raft_quorum_is_alive(const struct replica *r)
+{
+    uint32_t alive = 0;
+    uint32_t voters = 0;
+    for (uint32_t i = 0; i < r->config->count; i++) {
+        if (r->config->members[i].is_voter) {
+            voters++;
+            alive += raft_node_is_alive(r, i);
+        }
+    }
+    return alive > voters / 2;
+}
+
+bool raft_may_campaign(const struct replica *r)
+{
+    const struct member *self = config_find(r->config, r->id);
+    return self != NULL && self->is_voter && !r->is_amnesiac && !r->is_installing && raft_quorum_is_alive(r);
+}
+
+// Voters before us that could campaign too: alive, and not the leader that was just given up.
+static uint64_t rank_of(const struct replica *r)
+{
+    uint64_t rank = 0;
+    for (uint32_t i = 0; i < r->config->count; i++) {
+        const struct member *m = &r->config->members[i];
+        if (m->replica_id == r->id) {
+            break;
+        }
+        rank += m->is_voter && raft_node_is_alive(r, i) && !(r->is_suspected && m->replica_id == r->leader);
+    }
+    return rank;
+}
+
+void raft_arm(struct replica *r, uint64_t now_ns)
+{
+    if (r->role == ROLE_LEADER || raft_leader_is_live(r) || !raft_may_campaign(r)) {
+        r->deadline = RAFT_NEVER;
+        return;
+    }
+    uint64_t at = now_ns + rank_of(r) * RAFT_RANK_NS + raft_random(r, RAFT_JITTER_NS);
+    r->deadline = min_u64(r->deadline, at);
+}
+
+void raft_arm_retry(struct replica *r, uint64_t now_ns)
+{
+    if (r->role == ROLE_LEADER || !raft_may_campaign(r)) {
+        r->deadline = RAFT_NEVER;
+        return;
+    }
+    r->deadline = now_ns + RAFT_RETRY_MIN_NS + raft_random(r, RAFT_RETRY_MIN_NS);
+}
+
+void raft_become_follower(struct replica *r, uint64_t term, uint64_t leader, struct consensus_out *out)
+{
+    assert(term >= r->hard.term);
+    if (r->role == ROLE_LEADER) {
+        out->reads_failed = r->lead->reads_count > 0;
+        raft_lead_free(r);
+        r->deadline = RAFT_NEVER;
+    }
+    if (term > r->hard.term) {
+        // One record: a new term always begins without a vote (P3).
+        r->hard = (struct hard_state){.term = term, .vote = 0};
+        out->has_hard_state = true;
+        r->matched = r->commit;
+        r->acked = 0;
+        r->round_seen = 0;
+    }
+    r->role = ROLE_FOLLOWER;
+    r->granted_mask = 0;
+    r->leader = leader;
+    r->is_suspected = false;
+    if (leader != 0) {
+        r->campaigns = 0;
+    }
+}
+
+static void ask_voters(struct replica *r, enum consensus_msg_type type, bool is_transfer, struct consensus_out *out)
+{
+    for (uint32_t i = 0; i < r->config->count; i++) {
+        const struct member *to = &r->config->members[i];
+        if (!to->is_voter || to->replica_id == r->id) {
+            continue;
+        }
+        struct consensus_msg *m = raft_message(r, out, type, to->replica_id);
+        m->term = r->hard.term + (type == MSG_PREVOTE);
+        m->index = r->last;
+        m->index_term = raft_term_at(r, r->last);
+        m->fsm_version = r->fsm_version;
+        m->is_transfer = is_transfer;
+        if (type == MSG_VOTE) {
+            out->msgs[out->msgs_count - 1].gate = GATE_AFTER_WAL;
+        }
+    }
+}
+
+// Asks for votes in a new term. Single voters get here at once, others after a majority of pre-votes or on a transfer.
+static void candidate_start(struct replica *r, bool is_transfer, uint64_t now_ns, struct consensus_out *out)
+{
+    assert(!r->is_amnesiac);
+    raft_become_follower(r, r->hard.term + 1, 0, out);
+    r->role = ROLE_CANDIDATE;
+    r->hard.vote = r->id;
+    out->has_hard_state = true;
+    ask_voters(r, MSG_VOTE, is_transfer, out);
+    raft_arm_retry(r, now_ns);
+}
+
+static bool has_majority(const struct replica *r)
+{
+    uint32_t granted = 0;
+    for (uint32_t i = 0; i < r->config->count; i++) {
+        // By the configuration of now: votes of the removed do not count (P19).
+        granted += r->config->members[i].is_voter && (r->granted_mask >> i & 1) != 0;
+    }
+    return granted > config_voters(r->config) / 2;
+}
+
+void raft_check_votes(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    if (r->role == ROLE_PRE_CANDIDATE && has_majority(r)) {
+        candidate_start(r, false, now_ns, out);
+    } else if (r->role == ROLE_CANDIDATE && r->persisted.term == r->hard.term && has_majority(r)) {
+        raft_become_leader(r, now_ns, out);
+    }
+}
+
+void raft_campaign(struct replica *r, bool is_transfer, uint64_t now_ns, struct consensus_out *out)
+{
+    assert(r->role != ROLE_LEADER);
+    if (!raft_may_campaign(r)) {
+        r->deadline = RAFT_NEVER;
+        return;
+    }
+    if (is_transfer) {
+        candidate_start(r, true, now_ns, out);
+        return;
+    }
+    r->role = ROLE_PRE_CANDIDATE;
+    r->granted_mask = (uint16_t)(1u << raft_member_at(r, r->id));
+    ask_voters(r, MSG_PREVOTE, false, out);
+    raft_arm_retry(r, now_ns);
+    if (r->campaigns == 0) {
+        r->deadline = now_ns + RAFT_FAST_RETRY_NS + raft_random(r, RAFT_FAST_RETRY_NS);
+    }
+    r->campaigns = r->campaigns < UINT8_MAX ? (uint8_t)(r->campaigns + 1) : UINT8_MAX;
+    raft_check_votes(r, now_ns, out);
+}
+
+// Raft §5.4.1.
+static bool is_up_to_date(const struct replica *r, const struct consensus_msg *m)
+{
+    uint64_t term = raft_term_at(r, r->last);
+    return m->index_term > term || (m->index_term == term && m->index >= r->last);
+}
+
+// While a leader lives nobody else is helped; the leader itself is (it may have stepped down and come back).
+static bool is_held_by_leader(const struct replica *r, const struct consensus_msg *m)
+{
+    return !m->is_transfer && raft_leader_is_live(r) && m->from != r->leader;
+}
+
+// P4: nothing of ours changes here, whatever the answer.
+void raft_prevote(struct replica *r, const struct consensus_msg *m, struct consensus_out *out)
+{
+    bool is_granted = !r->is_amnesiac && m->term > r->hard.term && !is_held_by_leader(r, m) && is_up_to_date(r, m);
+    struct consensus_msg *reply = raft_message(r, out, MSG_PREVOTE_REPLY, m->from);
+    reply->is_rejected = !is_granted;
+    int at = raft_member_at(r, m->from);
+    if (r->role == ROLE_LEADER && at >= 0) {
+        r->lead->peers[at].is_poked = true;  // It does not know that we lead: say so.
+    }
+}
+
+void raft_prevote_reply(struct replica *r, const struct consensus_msg *m, uint64_t now_ns, struct consensus_out *out)
+{
+    if (m->is_rejected && m->term > r->hard.term) {
+        raft_become_follower(r, m->term, 0, out);  // The reply does what the request must not: tell of a newer term.
+        raft_arm_retry(r, now_ns);
+        return;
+    }
+    int at = raft_member_at(r, m->from);
+    if (r->role != ROLE_PRE_CANDIDATE || m->is_rejected || at < 0 || m->term > r->hard.term) {
+        return;
+    }
+    r->granted_mask |= (uint16_t)(1u << at);
+    raft_check_votes(r, now_ns, out);
+}
+
+void raft_vote(struct replica *r, const struct consensus_msg *m, uint64_t now_ns, struct consensus_out *out)
+{
+    bool is_granted = false;
+    if (m->term >= r->hard.term && !is_held_by_leader(r, m)) {
+        bool was_waiting = r->role != ROLE_LEADER && r->deadline != RAFT_NEVER;
+        if (m->term > r->hard.term) {
+            raft_become_follower(r, m->term, 0, out);
+        }
+        is_granted = !r->is_amnesiac && (r->hard.vote == 0 || r->hard.vote == m->from) && r->role != ROLE_LEADER &&
+                     is_up_to_date(r, m);
+        if (is_granted) {
+            out->has_hard_state = out->has_hard_state || r->hard.vote == 0;
+            r->hard.vote = m->from;
+            r->role = ROLE_FOLLOWER;
+            raft_arm_retry(r, now_ns);  // Its turn; ours comes if nothing is heard of it.
+        } else if (!was_waiting) {
+            raft_arm(r, now_ns);
+        }
+    }
+    struct consensus_msg *reply = raft_message(r, out, MSG_VOTE_REPLY, m->from);
+    reply->is_rejected = !is_granted;
+    out->msgs[out->msgs_count - 1].gate = GATE_AFTER_WAL;
+}
+
+void raft_vote_reply(struct replica *r, const struct consensus_msg *m, uint64_t now_ns, struct consensus_out *out)
+{
+    if (m->term > r->hard.term) {
+        raft_become_follower(r, m->term, 0, out);
+        raft_arm_retry(r, now_ns);
+        return;
+    }
+    int at = raft_member_at(r, m->from);
+    if (r->role != ROLE_CANDIDATE || m->is_rejected || at < 0 || m->term != r->hard.term) {
+        return;
+    }
+    r->granted_mask |= (uint16_t)(1u << at);
+    raft_check_votes(r, now_ns, out);
+}
+
+void raft_election_timeout(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    if (now_ns < r->deadline) {
+        return;
+    }
+    if (raft_leader_is_live(r)) {
+        r->deadline = RAFT_NEVER;
+        return;
+    }
+    raft_campaign(r, false, now_ns, out);
+}
+
+void raft_election_alive(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns)
+{
+    int leader_at = raft_member_at(r, r->leader);
+    if (!is_alive && leader_at >= 0 && r->config->members[leader_at].node_id == node_id) {
+        // Even if the node is back in a moment: it may be a restarted one, which leads nothing any more. Only a message
+        // of this term from it restores it.
+        r->is_suspected = true;
+    }
+    if (!is_alive || r->deadline == RAFT_NEVER) {
+        raft_arm(r, now_ns);
+    }
+}

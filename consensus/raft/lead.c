@@ -1,0 +1,377 @@
+// SPDX-License-Identifier: Apache-2.0
+// The leader's side of replication: progress of each peer, what to send next, commit, and when to try again.
+//
+// Sending is pulled: the host asks next_send for a peer when it has room and tells what it took with sent(). A peer is
+// probed (one message, no entries, until it is known where the logs agree; a new leader's first message carries its
+// entries at once), replicated to (optimistic pipelining: next runs ahead of match), or waits for a snapshot.
+// Nothing relies on delivery: what a live peer does not answer is repeated after 200 ms, doubling; what a peer whose
+// node is not alive misses is made good when it is alive again. An idle group whose peers are level and know the commit
+// index has no deadline.
+//
+// Commit counts disks: our own durable index, the peers' acknowledged ones, voters of the configuration in force
+// only (P19), and only through an entry of the current term (P2).
+#include "consensus/raft/state.h"
+#include "node/base/mem.h"
+#include <stdlib.h>
+
+static bool is_self(const struct replica *r, uint32_t i)
+{
+    return r->config->members[i].replica_id == r->id;
+}
+
+void raft_become_leader(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    assert(r->role == ROLE_CANDIDATE);
+    assert(r->persisted.term == r->hard.term);
+    assert(r->persisted.vote == r->id);
+    uint32_t count = r->config->count;
+    struct lead *lead = mem_zalloc(sizeof(*lead) + count * sizeof(struct peer));
+    lead->now = now_ns;
+    lead->round = 1;
+    lead->peers_count = count;
+    lead->term_first = r->last + 1;
+    for (uint32_t i = 0; i < count; i++) {
+        lead->peers[i] = (struct peer){.next = r->last + 1, .retry_at = RAFT_NEVER, .is_loaded = true};
+    }
+    r->lead = lead;
+    r->role = ROLE_LEADER;
+    r->leader = r->id;
+    r->is_suspected = false;
+    r->campaigns = 0;
+    r->deadline = RAFT_NEVER;
+    out->has_noop = true;
+    out->append_index = r->last + 1;
+    out->append_term = r->hard.term;
+    raft_log_extend(r, 1, r->hard.term);
+    raft_mark(r, now_ns);
+}
+
+void raft_lead_free(struct replica *r)
+{
+    free(r->lead->reads);
+    free(r->lead);
+    r->lead = NULL;
+}
+
+// ---- commit ------------------------------------------------------------------------------------------------------
+
+void raft_advance(struct replica *r)
+{
+    assert(r->role == ROLE_LEADER);
+    uint64_t disks[LIMIT_MEMBERS];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < r->config->count; i++) {
+        if (!r->config->members[i].is_voter) {
+            continue;
+        }
+        const struct peer *p = &r->lead->peers[i];
+        uint64_t disk = is_self(r, i) ? r->durable : p->is_regressed ? 0 : p->match;
+        uint32_t at = count++;
+        for (; at > 0 && disks[at - 1] < disk; at--) {
+            disks[at] = disks[at - 1];
+        }
+        disks[at] = disk;
+    }
+    // The (n/2)-th largest of n, counted from 0, is on a majority: of 3 the second, of 4 and 5 the third.
+    uint64_t majority = disks[count / 2];
+    if (majority > r->commit && majority >= r->lead->term_first) {
+        assert(majority <= r->last);
+        r->commit = majority;
+    }
+}
+
+// Remembers that something proposed by now is not committed (at most one mark per RAFT_MARK_NS), and forgets what is.
+void raft_mark(struct replica *r, uint64_t now_ns)
+{
+    struct lead *lead = r->lead;
+    lead->now = max_u64(lead->now, now_ns);
+    uint32_t done = 0;
+    while (done < lead->marks_count && lead->marks[done].index <= r->commit) {
+        done++;
+    }
+    if (done > 0) {
+        lead->marks_count -= done;
+        memmove(lead->marks, lead->marks + done, lead->marks_count * sizeof(lead->marks[0]));
+    }
+    uint32_t n = lead->marks_count;
+    bool is_time = n == 0 || (lead->marks[n - 1].index < r->last && now_ns >= lead->marks[n - 1].at + RAFT_MARK_NS);
+    if (r->last > r->commit && is_time && n < RAFT_MARKS) {
+        lead->marks[n].index = r->last;
+        lead->marks[n].at = now_ns;
+        lead->marks_count = n + 1;
+    }
+}
+
+// ---- peers -------------------------------------------------------------------------------------------------------
+
+// What is on its way to it may be lost: find out where it stands.
+void raft_peer_probe(struct replica *r, uint32_t i)
+{
+    struct lead *lead = r->lead;
+    struct peer *p = &lead->peers[i];
+    lead->round++;
+    lead->is_round_sent = false;
+    p->probe_round = lead->round;
+    p->probe_match = p->match;
+    p->state = PEER_PROBE;
+    p->next = p->match + 1;
+    p->commit_told = 0;
+    p->round_sent = 0;
+    p->is_paused = p->is_loaded = p->is_poked = false;
+    p->retry_at = RAFT_NEVER;
+}
+
+// The newest round somebody waits for; 0 none.
+static uint64_t round_wanted(const struct lead *lead)
+{
+    return lead->reads_count == 0 ? 0 : lead->reads[lead->reads_count - 1].round;
+}
+
+bool raft_peer_wants(const struct replica *r, uint32_t i)
+{
+    const struct peer *p = &r->lead->peers[i];
+    if (is_self(r, i) || p->is_regressed) {
+        return false;
+    }
+    if (p->is_poked || p->round_sent < round_wanted(r->lead)) {
+        return true;
+    }
+    if (p->state != PEER_REPLICATE) {
+        return !p->is_paused;
+    }
+    return p->next <= r->last || min_u64(r->commit, p->next - 1) > p->commit_told;
+}
+
+static bool needs_snapshot(const struct replica *r, const struct peer *p)
+{
+    return p->next <= r->snapshot_index;
+}
+
+void raft_next_send(struct replica *r, uint32_t i, struct consensus_send *out)
+{
+    assert(i < r->config->count);
+    out->kind = SEND_NOTHING;
+    if (r->role != ROLE_LEADER || !raft_peer_wants(r, i)) {
+        return;
+    }
+    const struct peer *p = &r->lead->peers[i];
+    out->to = &r->config->members[i];
+    bool is_behind = needs_snapshot(r, p);
+    bool is_waiting = p->state == PEER_SNAPSHOT;
+    out->kind = is_behind && !is_waiting && !p->is_paused ? SEND_SNAPSHOT : SEND_APPEND;
+    // While the entries it lacks are not there to send, a message before the first index carries rounds and the term.
+    uint64_t previous = is_behind || is_waiting ? 0 : p->next - 1;
+    out->last = previous;
+    if (previous != 0 || p->next == 1) {
+        bool may_carry = p->state == PEER_REPLICATE || (p->state == PEER_PROBE && p->is_loaded && !p->is_paused);
+        out->last = may_carry && !is_behind && !is_waiting ? r->last : previous;
+    }
+    out->msg = (struct consensus_msg){
+        .type = MSG_APPEND,
+        .group = r->group,
+        .from = r->id,
+        .to = out->to->replica_id,
+        .term = r->hard.term,
+        .index = previous,
+        .index_term = previous == 0 ? 0 : raft_term_at(r, previous),
+        .commit = r->commit,
+        .read_round = r->lead->round,
+    };
+    r->lead->is_round_sent = r->lead->is_round_sent || out->kind == SEND_APPEND;
+}
+
+static uint64_t resend_at(const struct peer *p, uint64_t now_ns)
+{
+    uint32_t doublings = p->retries < RAFT_RESEND_DOUBLINGS ? p->retries : RAFT_RESEND_DOUBLINGS;
+    return now_ns + (RAFT_RESEND_NS << doublings);
+}
+
+void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t now_ns)
+{
+    if (r->role != ROLE_LEADER || i >= r->config->count) {
+        return;
+    }
+    struct peer *p = &r->lead->peers[i];
+    raft_mark(r, now_ns);
+    if (needs_snapshot(r, p) && p->state != PEER_SNAPSHOT && !p->is_paused) {
+        p->state = PEER_SNAPSHOT;
+        p->is_paused = true;
+        p->is_loaded = false;
+        p->retry_at = RAFT_NEVER;  // snapshot_ended tells how it went.
+        return;
+    }
+    p->is_poked = false;
+    p->round_sent = r->lead->round;
+    if (p->state == PEER_SNAPSHOT || needs_snapshot(r, p)) {
+        return;
+    }
+    if (p->state == PEER_PROBE) {
+        p->is_paused = true;
+        p->is_loaded = false;
+    } else {
+        assert(last_index_sent + 1 >= p->next);
+        assert(last_index_sent <= r->last);
+        p->next = last_index_sent + 1;
+        p->commit_told = max_u64(p->commit_told, min_u64(r->commit, last_index_sent));
+    }
+    if (p->retry_at == RAFT_NEVER) {
+        p->retry_at = resend_at(p, now_ns);
+    }
+}
+
+// Does a live peer owe us an answer?
+static bool is_unanswered(const struct replica *r, uint32_t i)
+{
+    const struct peer *p = &r->lead->peers[i];
+    if (p->retry_at == RAFT_NEVER || p->is_regressed || is_self(r, i) || !raft_node_is_alive(r, i)) {
+        return false;
+    }
+    if (p->state != PEER_REPLICATE) {
+        return true;
+    }
+    return p->next > p->match + 1 || p->commit_known < p->commit_told ||
+           (p->round_acked < round_wanted(r->lead) && p->round_sent >= round_wanted(r->lead));
+}
+
+static void peer_regressed(struct peer *p)
+{
+    p->is_regressed = true;
+    p->retry_at = RAFT_NEVER;
+    p->state = PEER_PROBE;
+    p->is_paused = true;
+}
+
+static void reply_rejected(struct replica *r, struct peer *p, const struct consensus_msg *m)
+{
+    if (m->hint_index == RAFT_HINT_AMNESIAC) {
+        peer_regressed(p);
+        return;
+    }
+    if (m->index <= p->match) {
+        // What it has on disk it cannot refuse; unless this answers a message from after the link was reset, it is
+        // merely late.
+        if (p->probe_round != 0 && m->read_round >= p->probe_round && m->index <= p->probe_match && m->index > 0) {
+            peer_regressed(p);
+        }
+        return;
+    }
+    if (p->state == PEER_SNAPSHOT || (p->state == PEER_PROBE && m->index != p->next - 1)) {
+        return;  // Answers something older.
+    }
+    uint64_t next = raft_log_below_term(r, m->hint_index, m->hint_term) + 1;
+    if (m->hint_index < r->snapshot_index) {
+        next = m->hint_index + 1;
+    }
+    p->next = max_u64(p->match + 1, min_u64(next, m->index));
+    p->state = PEER_PROBE;
+    p->is_paused = p->is_loaded = false;
+    p->commit_told = 0;
+}
+
+static void reply_accepted(struct replica *r, struct peer *p, const struct consensus_msg *m)
+{
+    p->match = max_u64(p->match, m->acked);
+    p->commit_known = max_u64(p->commit_known, min_u64(m->commit, r->commit));
+    bool has_snapshot = p->match >= r->snapshot_index;
+    if (p->state == PEER_PROBE || (p->state == PEER_SNAPSHOT && has_snapshot)) {
+        if (p->state == PEER_SNAPSHOT || p->is_paused) {
+            p->state = PEER_REPLICATE;
+            p->is_paused = p->is_loaded = false;
+            p->next = max_u64(p->match, min_u64(m->index, r->last)) + 1;
+        }
+    }
+    p->next = max_u64(p->next, p->match + 1);
+}
+
+void raft_append_reply(struct replica *r, const struct consensus_msg *m, struct consensus_out *out)
+{
+    if (m->term > r->hard.term) {
+        raft_become_follower(r, m->term, 0, out);
+        return;
+    }
+    int at = raft_member_at(r, m->from);
+    if (r->role != ROLE_LEADER || m->term != r->hard.term || at < 0) {
+        return;
+    }
+    struct lead *lead = r->lead;
+    struct peer *p = &lead->peers[at];
+    if (p->is_regressed || m->acked > r->last || m->read_round > lead->round) {
+        return;
+    }
+    p->round_acked = max_u64(p->round_acked, m->read_round);
+    p->retries = 0;
+    if (p->state != PEER_SNAPSHOT) {
+        p->retry_at = RAFT_NEVER;
+    }
+    if (m->is_rejected) {
+        reply_rejected(r, p, m);
+    } else {
+        reply_accepted(r, p, m);
+        raft_advance(r);
+    }
+    if (p->retry_at == RAFT_NEVER) {
+        p->retry_at = resend_at(p, lead->now);
+    }
+}
+
+void raft_snapshot_done(struct replica *r, const struct consensus_msg *m)
+{
+    int at = raft_member_at(r, m->from);
+    if (r->role != ROLE_LEADER || m->term != r->hard.term || at < 0 || m->index > r->commit) {
+        return;
+    }
+    struct peer *p = &r->lead->peers[at];
+    if (p->is_regressed) {
+        return;
+    }
+    p->match = max_u64(p->match, m->index);
+    if (p->state == PEER_SNAPSHOT) {
+        raft_peer_probe(r, (uint32_t)at);
+    }
+    p->next = max_u64(p->next, p->match + 1);
+    raft_advance(r);
+}
+
+// ---- time --------------------------------------------------------------------------------------------------------
+
+uint64_t raft_lead_deadline(const struct replica *r)
+{
+    const struct lead *lead = r->lead;
+    uint64_t at = RAFT_NEVER;
+    if (raft_reads_ready(r)) {
+        return lead->now;  // More answers than one step could carry.
+    }
+    if (lead->transfer_to != 0) {
+        at = lead->transfer_deadline;
+    }
+    if (lead->marks_count > 0 && lead->marks[0].index > r->commit && config_voters(r->config) > 1) {
+        at = min_u64(at, lead->marks[0].at + RAFT_STUCK_NS);
+    }
+    for (uint32_t i = 0; i < lead->peers_count; i++) {
+        if (is_unanswered(r, i)) {
+            at = min_u64(at, lead->peers[i].retry_at);
+        }
+    }
+    return at;
+}
+
+void raft_lead_timeout(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    struct lead *lead = r->lead;
+    raft_mark(r, now_ns);
+    if (lead->marks_count > 0 && now_ns >= lead->marks[0].at + RAFT_STUCK_NS && config_voters(r->config) > 1) {
+        raft_step_down(r, now_ns, out);
+        return;
+    }
+    if (lead->transfer_to != 0 && now_ns >= lead->transfer_deadline) {
+        lead->transfer_to = 0;
+    }
+    for (uint32_t i = 0; i < lead->peers_count; i++) {
+        struct peer *p = &lead->peers[i];
+        if (is_unanswered(r, i) && now_ns >= p->retry_at) {
+            uint8_t retries = p->retries;
+            raft_peer_probe(r, i);
+            p->retries = retries < UINT8_MAX ? (uint8_t)(retries + 1) : retries;
+        }
+    }
+}
