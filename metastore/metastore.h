@@ -3,14 +3,15 @@
 // decisions 12, 16, 18). This header is what node/ uses; the tree itself is tree.h, its state machine meta_fsm.h.
 //
 // Paths are sequences of names, written "vhosts/%2F/queues/q" in text; in calls they are `struct meta_path` so that
-// names may hold any byte. Payloads are opaque to the store (node/broker encodes its records with protobuf).
+// names may hold any byte, and may be empty. Payloads are opaque to the store (node/broker encodes its records with protobuf).
 //
 // Threads: commands are submitted from any worker and answered on that worker. LMDB lives on the meta thread; changes
 // come to each worker in order, with the index of the command, through its subscription.
 #pragma once
 #include "consensus/host/host.h"
 
-enum { META_PATH_DEPTH = 12, META_NAME_MAX = 255, META_PAYLOAD_MAX = 1 << 20, META_NUMBER_FIRST = 1024 };
+enum { META_COMMAND_MAX = 3 << 19,  // Bytes of a whole command: with a payload of META_PAYLOAD_MAX it passes as one frame.
+       META_PATH_DEPTH = 12, META_NAME_MAX = 255, META_PAYLOAD_MAX = 1 << 20, META_NUMBER_FIRST = 1024 };
 #define META_GROUP_ID 1u  // The metadata group's id.
 
 struct meta_path {
@@ -22,7 +23,8 @@ struct meta_path {
 
 struct meta_command {
     struct buf bytes;   // Encoded so far.
-    uint32_t ops_count;
+    uint32_t ops_count;  // Puts, deletes, requires, triggers; what belongs to a put does not count. failed_op counts like this.
+    bool is_invalid;     // Something did not fit (name, depth, payload): the submission is answered RC_INVALID.
 };
 void meta_command_init(struct meta_command *c);
 void meta_command_deinit(struct meta_command *c);

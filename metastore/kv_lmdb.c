@@ -1,0 +1,468 @@
+// SPDX-License-Identifier: Apache-2.0
+// kv on LMDB, and its generations on disk.
+//
+// Layout below the metastore's directory: `gen-N/` is an LMDB environment (data.mdb, lock.mdb), `CURRENT` is the text "N\n" and
+// names the published one. A snapshot install fills a new generation and publishes it by replacing CURRENT (write aside, sync,
+// rename, sync the directory); a crash before that leaves the old one in force (P11).
+// MDB_NOMETASYNC: a commit syncs the data pages but not the page that names them, so a crash may fall back by a transaction or
+// so, never into a mix; mdb_env_sync makes the last commit durable. MDB_NOTLS: readers move between threads (begun on the meta
+// thread, walked on the cold one). Never MDB_NOSYNC (decision 12).
+// LMDB has no checksums: rows carry their own (tree_rows.c), and kv_lmdb_guard turns what a damaged file does to the library
+// (faults, failed checks) into RC_CORRUPT while the start-up check reads everything once.
+// This is a driver: it is the one file of metastore/ that calls the file system.
+#include "metastore/kv.h"
+#include "node/base/log.h"
+#include "node/base/mem.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <lmdb.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+struct kv_lmdb {
+    struct kv kv;
+    MDB_env *env;
+    MDB_dbi dbi[KV_TABLES];
+    char *dir;             // Owned; the metastore's directory.
+    uint64_t generation;
+};
+
+struct lmdb_txn {
+    struct kv_txn txn;
+    MDB_txn *mdb;
+    MDB_cursor *cursor[KV_TABLES];  // Opened on first use.
+};
+
+static const char *const table_names[KV_TABLES] = {
+    [KV_META] = "meta", [KV_NODE] = "node", [KV_BY_ID] = "by_id", [KV_KW] = "kw",
+    [KV_KWREV] = "kwrev", [KV_TRIG] = "trig", [KV_DEDUP] = "dedup",
+};
+
+static enum rc rc_of(int e)
+{
+    switch (e) {
+    case MDB_SUCCESS:
+        return RC_OK;
+    case MDB_NOTFOUND:
+        return RC_NOT_FOUND;
+    case MDB_MAP_FULL:
+    case ENOSPC:
+    case EDQUOT:
+        return RC_NO_SPACE;
+    case MDB_CORRUPTED:
+    case MDB_PAGE_NOTFOUND:
+    case MDB_INVALID:
+    case MDB_VERSION_MISMATCH:
+    case MDB_INCOMPATIBLE:
+    case MDB_BAD_VALSIZE:
+        return RC_CORRUPT;
+    default:
+        log_error("metadata store: lmdb: %s", mdb_strerror(e));
+        return RC_IO;
+    }
+}
+
+static MDB_val val_of(struct span s)
+{
+    return (MDB_val){.mv_size = s.len, .mv_data = (void *)s.ptr};
+}
+
+static struct span span_of_val(MDB_val v)
+{
+    return span_of(v.mv_data, v.mv_size);
+}
+
+// ---- transactions ----------------------------------------------------------------------------------------------
+
+static enum rc lmdb_begin(struct kv *kv, bool is_write, struct kv_txn **out)
+{
+    struct kv_lmdb *k = container_of(kv, struct kv_lmdb, kv);
+    struct lmdb_txn *t = mem_zalloc(sizeof(*t));
+    t->txn = (struct kv_txn){.kv = kv, .is_write = is_write};
+    const enum rc rc = rc_of(mdb_txn_begin(k->env, NULL, is_write ? 0 : MDB_RDONLY, &t->mdb));
+    if (rc != RC_OK) {
+        free(t);
+        return rc;
+    }
+    *out = &t->txn;
+    return RC_OK;
+}
+
+static MDB_dbi dbi_of(const struct lmdb_txn *t, enum kv_table table)
+{
+    return container_of(t->txn.kv, struct kv_lmdb, kv)->dbi[table];
+}
+
+static enum rc lmdb_get(struct kv_txn *txn, enum kv_table table, struct span key, struct span *value)
+{
+    struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
+    MDB_val k = val_of(key);
+    MDB_val v;
+    TRY(rc_of(mdb_get(t->mdb, dbi_of(t, table), &k, &v)));
+    *value = span_of_val(v);
+    return RC_OK;
+}
+
+static enum rc lmdb_put(struct kv_txn *txn, enum kv_table table, struct span key, struct span value)
+{
+    struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
+    assert(txn->is_write);
+    assert(key.len > 0 && key.len <= KV_KEY_MAX);
+    MDB_val k = val_of(key);
+    MDB_val v = val_of(value);
+    return rc_of(mdb_put(t->mdb, dbi_of(t, table), &k, &v, 0));
+}
+
+static enum rc lmdb_remove(struct kv_txn *txn, enum kv_table table, struct span key)
+{
+    struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
+    assert(txn->is_write);
+    MDB_val k = val_of(key);
+    return rc_of(mdb_del(t->mdb, dbi_of(t, table), &k, NULL));
+}
+
+static enum rc lmdb_next(struct kv_txn *txn, enum kv_table table, struct span from, bool is_after, struct span *key, struct span *value)
+{
+    struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
+    MDB_cursor **cursor = &t->cursor[table];
+    if (!*cursor) {
+        TRY(rc_of(mdb_cursor_open(t->mdb, dbi_of(t, table), cursor)));
+    }
+    MDB_val k = val_of(from);
+    MDB_val v;
+    // LMDB refuses to seek to an empty key.
+    int e = mdb_cursor_get(*cursor, &k, &v, from.len == 0 ? MDB_FIRST : MDB_SET_RANGE);
+    if (e == MDB_SUCCESS && is_after && from.len > 0 && k.mv_size == from.len && memcmp(k.mv_data, from.ptr, from.len) == 0) {
+        e = mdb_cursor_get(*cursor, &k, &v, MDB_NEXT);
+    }
+    TRY(rc_of(e));
+    *key = span_of_val(k);
+    *value = span_of_val(v);
+    return RC_OK;
+}
+
+static void close_cursors(struct lmdb_txn *t)
+{
+    for (int i = 0; i < KV_TABLES; i++) {
+        if (t->cursor[i]) {
+            mdb_cursor_close(t->cursor[i]);
+        }
+    }
+}
+
+static enum rc lmdb_commit(struct kv_txn *txn)
+{
+    struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
+    assert(txn->is_write);
+    close_cursors(t);
+    const enum rc rc = rc_of(mdb_txn_commit(t->mdb));
+    free(t);
+    return rc;
+}
+
+static void lmdb_abort(struct kv_txn *txn)
+{
+    struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
+    close_cursors(t);
+    mdb_txn_abort(t->mdb);
+    free(t);
+}
+
+static enum rc lmdb_sync(struct kv *kv)
+{
+    return rc_of(mdb_env_sync(container_of(kv, struct kv_lmdb, kv)->env, 1));
+}
+
+// Pages in use; free pages, which the file keeps for reuse, do not count.
+static uint64_t lmdb_size(struct kv_txn *txn)
+{
+    struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
+    uint64_t bytes = 0;
+    for (int i = 0; i < KV_TABLES; i++) {
+        MDB_stat s;
+        if (mdb_stat(t->mdb, dbi_of(t, (enum kv_table)i), &s) == MDB_SUCCESS) {
+            bytes += (uint64_t)s.ms_psize * (s.ms_branch_pages + s.ms_leaf_pages + s.ms_overflow_pages);
+        }
+    }
+    return bytes;
+}
+
+static void lmdb_close(struct kv *kv)
+{
+    struct kv_lmdb *k = container_of(kv, struct kv_lmdb, kv);
+    mdb_env_close(k->env);
+    free(k->dir);
+    free(k);
+}
+
+// ---- generations -----------------------------------------------------------------------------------------------
+
+static void path_of(char out[PATH_MAX], const char *dir, const char *format, uint64_t generation)
+{
+    char name[64];
+    snprintf(name, sizeof(name), format, (unsigned long long)generation);
+    const int n = snprintf(out, PATH_MAX, "%s/%s", dir, name);
+    assert(n > 0 && n < PATH_MAX);
+}
+
+static enum rc rc_of_errno(const char *what)
+{
+    log_error("metadata store: %s: %s", what, strerror(errno));
+    return errno == ENOSPC || errno == EDQUOT ? RC_NO_SPACE : RC_IO;
+}
+
+static enum rc dir_sync(const char *dir)
+{
+    const int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        return rc_of_errno("open directory");
+    }
+    const int e = fsync(fd);
+    const enum rc rc = e == 0 ? RC_OK : rc_of_errno("sync directory");
+    close(fd);
+    return rc;
+}
+
+static enum rc dir_make(const char *dir)
+{
+    if (mkdir(dir, 0700) != 0 && errno != EEXIST) {
+        return rc_of_errno("make directory");
+    }
+    return RC_OK;
+}
+
+// RC_NO_FILE: never published. RC_CORRUPT: there is a CURRENT, but it says nothing sensible.
+static enum rc current_read(const char *dir, uint64_t *generation)
+{
+    char path[PATH_MAX];
+    path_of(path, dir, "CURRENT", 0);
+    FILE *f = fopen(path, "re");
+    if (!f) {
+        return errno == ENOENT ? RC_NO_FILE : rc_of_errno("open CURRENT");
+    }
+    char text[32];
+    const size_t n = fread(text, 1, sizeof(text) - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    char *end;
+    *generation = strtoull(text, &end, 10);
+    return n >= 2 && text[0] >= '1' && text[0] <= '9' && strcmp(end, "\n") == 0 ? RC_OK : RC_CORRUPT;
+}
+
+static enum rc current_write(const char *dir, uint64_t generation)
+{
+    char text[32];
+    const int n = snprintf(text, sizeof(text), "%llu\n", (unsigned long long)generation);
+    char aside[PATH_MAX];
+    char path[PATH_MAX];
+    path_of(aside, dir, "CURRENT.tmp", 0);
+    path_of(path, dir, "CURRENT", 0);
+    const int fd = open(aside, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd < 0) {
+        return rc_of_errno("open CURRENT.tmp");
+    }
+    enum rc rc = RC_OK;
+    if (write(fd, text, (size_t)n) != n || fsync(fd) != 0) {
+        rc = rc_of_errno("write CURRENT.tmp");
+    }
+    close(fd);
+    TRY(rc);
+    if (rename(aside, path) != 0) {
+        return rc_of_errno("rename CURRENT.tmp");
+    }
+    return dir_sync(dir);
+}
+
+// Calls each generation's number; returns the highest. Foreign entries are none of our business.
+static uint64_t generations_each(const char *dir, void (*each)(const char *dir, uint64_t generation, uint64_t keep), uint64_t keep)
+{
+    uint64_t highest = 0;
+    DIR *d = opendir(dir);
+    if (!d) {
+        return 0;
+    }
+    for (struct dirent *e = readdir(d); e; e = readdir(d)) {
+        char *end;
+        if (strncmp(e->d_name, "gen-", 4) != 0 || e->d_name[4] < '1' || e->d_name[4] > '9') {
+            continue;
+        }
+        const uint64_t generation = strtoull(e->d_name + 4, &end, 10);
+        if (*end != '\0') {
+            continue;
+        }
+        highest = generation > highest ? generation : highest;
+        if (each) {
+            each(dir, generation, keep);
+        }
+    }
+    closedir(d);
+    return highest;
+}
+
+static void generation_remove(const char *dir, uint64_t generation, uint64_t keep)
+{
+    if (generation == keep) {
+        return;
+    }
+    char path[PATH_MAX];
+    path_of(path, dir, "gen-%llu/data.mdb", generation);
+    unlink(path);
+    path_of(path, dir, "gen-%llu/lock.mdb", generation);
+    unlink(path);
+    path_of(path, dir, "gen-%llu", generation);
+    rmdir(path);  // Fails if somebody put something in: it stays.
+}
+
+static enum rc env_open(struct kv_lmdb *k, uint64_t map_bytes)
+{
+    char path[PATH_MAX];
+    path_of(path, k->dir, "gen-%llu", k->generation);
+    TRY(rc_of(mdb_env_create(&k->env)));
+    TRY(rc_of(mdb_env_set_mapsize(k->env, map_bytes)));
+    TRY(rc_of(mdb_env_set_maxdbs(k->env, KV_TABLES)));
+    TRY(rc_of(mdb_env_open(k->env, path, MDB_NOMETASYNC | MDB_NOTLS, 0600)));
+    MDB_txn *txn;
+    TRY(rc_of(mdb_txn_begin(k->env, NULL, 0, &txn)));
+    for (int i = 0; i < KV_TABLES; i++) {
+        const enum rc rc = rc_of(mdb_dbi_open(txn, table_names[i], MDB_CREATE, &k->dbi[i]));
+        if (rc != RC_OK) {
+            mdb_txn_abort(txn);
+            return rc;
+        }
+    }
+    return rc_of(mdb_txn_commit(txn));
+}
+
+static enum rc lmdb_publish(struct kv *kv)
+{
+    struct kv_lmdb *k = container_of(kv, struct kv_lmdb, kv);
+    TRY(lmdb_sync(kv));
+    char path[PATH_MAX];
+    path_of(path, k->dir, "gen-%llu", k->generation);
+    TRY(dir_sync(path));
+    TRY(dir_sync(k->dir));
+    TRY(current_write(k->dir, k->generation));
+    generations_each(k->dir, generation_remove, k->generation);
+    return RC_OK;
+}
+
+struct open_args {
+    struct kv_lmdb *k;
+    uint64_t map_bytes;
+};
+
+static enum rc open_guarded(void *ctx)
+{
+    struct open_args *a = ctx;
+    return env_open(a->k, a->map_bytes);
+}
+
+static enum rc generation_open(const char *dir, uint64_t generation, uint64_t map_bytes, struct kv **out)
+{
+    static const struct kv_ops ops = {
+        .begin = lmdb_begin, .get = lmdb_get, .put = lmdb_put, .remove = lmdb_remove, .next = lmdb_next, .commit = lmdb_commit,
+        .abort = lmdb_abort, .sync = lmdb_sync, .size = lmdb_size, .publish = lmdb_publish, .close = lmdb_close,
+    };
+    struct kv_lmdb *k = mem_zalloc(sizeof(*k));
+    k->kv.ops = &ops;
+    k->dir = mem_strndup(dir, strlen(dir));
+    k->generation = generation;
+    const enum rc rc = kv_lmdb_guard(open_guarded, &(struct open_args){k, map_bytes});
+    if (rc != RC_OK) {
+        if (k->env && rc != RC_CORRUPT) {
+            mdb_env_close(k->env);  // After damage the library's state is unknown: it is left as it is.
+        }
+        free(k->dir);
+        free(k);
+        return rc;
+    }
+    *out = &k->kv;
+    return RC_OK;
+}
+
+enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv **out)
+{
+    TRY(dir_make(dir));
+    uint64_t current = 0;
+    if (current_read(dir, &current) != RC_OK) {
+        current = 0;  // Unreadable or absent: the new number only has to be new.
+    }
+    const uint64_t highest = generations_each(dir, NULL, 0);
+    const uint64_t generation = (highest > current ? highest : current) + 1;
+    char path[PATH_MAX];
+    path_of(path, dir, "gen-%llu", generation);
+    TRY(dir_make(path));
+    return generation_open(dir, generation, map_bytes, out);
+}
+
+enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out)
+{
+    TRY(dir_make(dir));
+    uint64_t generation;
+    enum rc rc = current_read(dir, &generation);
+    if (rc == RC_NO_FILE) {
+        if (generations_each(dir, NULL, 0) > 0) {
+            // Generations without CURRENT: lost, or a first start that did not get that far. Not to be taken for blank.
+            return RC_CORRUPT;
+        }
+        TRY(kv_lmdb_create(dir, map_bytes, out));
+        rc = kv_publish(*out);
+        if (rc != RC_OK) {
+            kv_close(*out);
+        }
+        return rc;
+    }
+    TRY(rc);
+    char path[PATH_MAX];
+    path_of(path, dir, "gen-%llu/data.mdb", generation);
+    struct stat st;
+    if (stat(path, &st) != 0 || st.st_size == 0) {
+        return RC_CORRUPT;  // LMDB would make an empty one.
+    }
+    return generation_open(dir, generation, map_bytes, out);
+}
+
+// ---- damage ----------------------------------------------------------------------------------------------------
+
+static sigjmp_buf guard_jump;
+static volatile sig_atomic_t guard_is_set;
+
+static void guard_signal(int sig)
+{
+    if (guard_is_set) {
+        siglongjmp(guard_jump, sig);
+    }
+    signal(sig, SIG_DFL);
+    raise(sig);
+}
+
+enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx)
+{
+    static const int signals[] = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE};
+    enum { COUNT = sizeof(signals) / sizeof(signals[0]) };
+    struct sigaction old[COUNT];
+    struct sigaction action = {.sa_handler = guard_signal, .sa_flags = SA_NODEFER};
+    sigemptyset(&action.sa_mask);
+    assert(!guard_is_set);
+    volatile enum rc rc = RC_CORRUPT;
+    if (sigsetjmp(guard_jump, 1) == 0) {
+        for (int i = 0; i < COUNT; i++) {
+            sigaction(signals[i], &action, &old[i]);
+        }
+        guard_is_set = 1;
+        rc = fn(ctx);
+    } else {
+        rc = RC_CORRUPT;
+    }
+    guard_is_set = 0;
+    for (int i = 0; i < COUNT; i++) {
+        sigaction(signals[i], &old[i], NULL);
+    }
+    return rc;
+}
