@@ -22,6 +22,11 @@ struct host_config {
     struct exec *cold;
     void (*wal_submit)(void *ctx, struct wal_submission *s);
     void *wal_submit_ctx;
+    // Which worker of this node owns a group, and how to hand a frame (or the part of one that concerns that worker) over to
+    // it: the bytes are to be copied and passed there to the host's frame upcall. Both NULL with one worker.
+    uint32_t (*worker_of)(void *ctx, uint64_t group);
+    void (*pass_on)(void *ctx, uint32_t worker, uint32_t node, enum net_lane lane, uint16_t type, struct span envelope,
+                    struct span raw);
     // A message for a group this worker should have but has not: look it up (P19). May be NULL.
     void (*unknown_group)(void *ctx, uint64_t group, uint32_t from_node);
     // All of a closed WAL file's live content of this worker is in segments.
@@ -90,7 +95,7 @@ struct host_watcher {
     struct list link;
 };
 void host_watch(struct host *h, struct host_watcher *w);
-struct net *host_net(const struct host *h);  // For frames of other layers (metastore, sessions).
+struct net *host_net(const struct host *h);  // For frames of other layers (metastore, sessions). host_turn flushes it.
 bool host_node_is_alive(const struct host *h, uint32_t node_id);
 
 void host_wal_done(struct host *h, struct wal_submission *s);
@@ -102,11 +107,14 @@ uint64_t host_turn(struct host *h);
 uint64_t host_now(const struct host *h);  // Cached monotonic ns of this turn.
 int64_t host_wall_ms(const struct host *h);
 
+// The write-ahead log failed: nothing leaves this host any more, the process is to end (P6).
+bool host_is_failed(const struct host *h);
+
 // The own disk or worker stalls: stop leading (decision 7 decides when).
 void host_step_down_all(struct host *h);
 
 struct host_metrics {
-    uint64_t groups, leaders, proposals, applied, elections, appends_sent, entries_sent, cold_reads;
+    uint64_t groups, leaders, proposals, applied, elections, appends_sent, entries_sent, cold_reads, malformed;
     uint64_t uncommitted_bytes, memtable_bytes;
 };
 void host_metrics(const struct host *h, struct host_metrics *out);

@@ -1,0 +1,578 @@
+// SPDX-License-Identifier: Apache-2.0
+// The host's loop turn, and what holds its parts together.
+//
+// Problem: one worker runs up to a hundred thousand replicas; most are idle, some are very busy. Idea: inputs (frames, WAL
+// completions, proposals) step an engine at once but only collect what follows from it; groups with something to do
+// stand on the ready list; host_turn works the list off, then everything that was collected leaves together: one WAL
+// submission, one frame per peer, lane and kind.
+//
+// Order of a turn: timers -> liveness walks -> retries -> ready groups (role, apply, send) until none is ready or the
+// turn's share is used -> frames -> WAL submission with its notes -> net flush -> answers to read barriers.
+//
+// Invariants: a group is on the ready list iff it has a flag of work and is not gone; on the dirty list iff it laid down
+// something (or holds gated messages) since the last submission. No upcall to a state machine or client happens inside a
+// call of theirs.
+#include "consensus/host/host_core.h"
+#include <assert.h>
+#include <stdlib.h>
+
+enum { TURN_ROUNDS = 64 };  // Times the ready list is gone through in one turn; what is left waits for the next.
+
+// ---- small services ----------------------------------------------------------------------------------------------
+
+uint64_t host_now(const struct host *h)
+{
+    if (!h->is_now_known) {
+        // The cache is not part of what const promises.
+        struct host *m = (struct host *)h;
+        m->now = clock_mono_ns(h->config.clock);
+        m->wall_ms = clock_wall_ms(h->config.clock);
+        m->is_now_known = true;
+    }
+    return h->now;
+}
+
+int64_t host_wall_ms(const struct host *h)
+{
+    (void)host_now(h);
+    return h->wall_ms;
+}
+
+struct peer *host_peer(struct host *h, uint32_t node)
+{
+    assert(node != 0);
+    struct peer *p = map_get(&h->peer_map, node);
+    if (p == NULL) {
+        p = mem_zalloc(sizeof(*p));
+        p->node = node;
+        p->slot = map_count(&h->peer_map);
+        assert(p->slot < HOST_PEERS);
+        p->verdict = NODE_DEAD;
+        list_add_tail(&h->peers, &p->link);
+        list_init(&p->blocked);
+        list_init(&p->by_leader);
+        list_init(&p->walk_led);
+        list_init(&p->marker);
+        map_put(&h->peer_map, node, p);
+    }
+    return p;
+}
+
+void host_free_later(struct host *h, void *ptr)
+{
+    struct garbage *x = mem_alloc(sizeof(*x));
+    x->ptr = ptr;
+    x->next = h->garbage;
+    h->garbage = x;
+}
+
+void group_ready(struct group *g, uint16_t flags)
+{
+    if (g->flags & (GROUP_REMOVED | GROUP_FAILED)) {
+        return;
+    }
+    g->flags |= flags;
+    if (list_is_empty(&g->ready)) {
+        list_add_tail(&g->host->ready, &g->ready);
+    }
+}
+
+void group_mark_dirty(struct group *g)
+{
+    if (list_is_empty(&g->dirty)) {
+        list_add_tail(&g->host->dirty, &g->dirty);
+    }
+}
+
+// ---- notes -------------------------------------------------------------------------------------------------------
+
+static struct note *note_take(struct host *h)
+{
+    struct list *l = list_pop(&h->note_pool);
+    struct note *n = l ? list_entry(l, struct note, link) : mem_alloc(sizeof(*n));
+    *n = (struct note){0};
+    list_init(&n->link);
+    return n;
+}
+
+static void gated_free(struct host *h, struct gated *first)
+{
+    while (first) {
+        struct gated *next = first->next;
+        first->next = h->gated_pool;
+        h->gated_pool = first;
+        first = next;
+    }
+}
+
+// One note for each group that laid something down or holds messages back.
+static void notes_collect(struct host *h, struct list *notes)
+{
+    struct list *l;
+    while ((l = list_pop(&h->dirty)) != NULL) {
+        struct group *g = list_entry(l, struct group, dirty);
+        struct consensus_status st;
+        g->ops->status(g->replica, &st);
+        struct note *n = note_take(h);
+        n->kind = NOTE_GROUP;
+        n->group = g;
+        n->epoch = st.log_epoch;
+        n->last = st.last;
+        n->has_hard_state = (g->flags & GROUP_WROTE_HARD_STATE) != 0;
+        n->hard_state = g->hard_state;
+        n->gated = g->gated_first;
+        g->gated_first = g->gated_last = NULL;
+        g->flags &= (uint16_t)~(GROUP_WROTE_HARD_STATE | GROUP_WROTE);
+        g->notes++;
+        group_ref(g);
+        list_add_tail(notes, &n->link);
+    }
+    list_each(i, &h->peers) {
+        struct peer *p = list_entry(i, struct peer, link);
+        if (p->received != p->received_noted) {
+            struct note *n = note_take(h);
+            n->kind = NOTE_RECEIPT;
+            n->peer = p;
+            n->received = p->received_noted = p->received;
+            list_add_tail(notes, &n->link);
+        }
+    }
+}
+
+// Everything the group had handed over with this note is durable.
+static void note_group_done(struct host *h, struct note *n)
+{
+    struct group *g = n->group;
+    assert(g->notes > 0);
+    g->notes--;
+    if (!group_is_gone(g)) {
+        // Answers first: what the engine says after them is newer.
+        for (struct gated *m = n->gated; m; m = m->next) {
+            host_send_message(h, g, m->node, &m->msg);
+        }
+        struct consensus_out out;
+        if (n->has_hard_state) {
+            consensus_out_reset(&out);
+            g->ops->hard_state_durable(g->replica, n->hard_state, host_now(h), &out);
+            group_execute(g, &out, span_of(NULL, 0), 0);
+        }
+        if (!group_is_gone(g)) {
+            consensus_out_reset(&out);
+            g->ops->durable(g->replica, n->epoch, n->last, host_now(h), &out);
+            group_execute(g, &out, span_of(NULL, 0), 0);
+            group_ready(g, GROUP_APPLY);
+        }
+    }
+    gated_free(h, n->gated);
+    group_unref(g);
+}
+
+void host_wal_done(struct host *h, struct wal_submission *s)
+{
+    struct list notes;
+    list_init(&notes);
+    const enum rc rc = store_worker_wal_done(h->store, s, &notes);
+    if (rc != RC_OK && !h->is_failed) {
+        // P6: nothing may be acknowledged any more; the driver ends the process.
+        log_critical("worker %u: write-ahead log failed: %s", h->config.worker, rc_text(rc));
+        h->is_failed = true;
+    }
+    struct list *l;
+    while ((l = list_pop(&notes)) != NULL) {
+        struct note *n = list_entry(l, struct note, link);
+        if (n->kind == NOTE_RECEIPT) {
+            if (!h->is_failed) {
+                n->peer->receipt = n->received;
+                n->peer->owes_receipt = true;
+            }
+        } else if (h->is_failed) {
+            gated_free(h, n->gated);
+            n->group->notes--;
+            group_unref(n->group);
+        } else {
+            note_group_done(h, n);
+        }
+        list_add_tail(&h->note_pool, &n->link);
+    }
+}
+
+void host_wal_file_closed(struct host *h, uint64_t file_seq)
+{
+    store_worker_file_closed(h->store, file_seq);
+}
+
+// ---- the turn ----------------------------------------------------------------------------------------------------
+
+static void timers_run(struct host *h)
+{
+    struct group *g;
+    while ((g = host_timer_first(h)) != NULL && g->deadline <= h->now) {
+        host_read_expire(g);
+        if (g->ops->deadline(g->replica) <= h->now && !(g->flags & (GROUP_INSTALLING | GROUP_LOADING))) {
+            struct consensus_out out;
+            consensus_out_reset(&out);
+            g->ops->timeout(g->replica, h->now, &out);
+            group_execute(g, &out, span_of(NULL, 0), 0);
+        }
+        group_timer_update(g);
+        if (g->deadline <= h->now) {
+            host_timer_set(g, h->now + 1000000);  // Held back: looked at again in a millisecond.
+        }
+    }
+}
+
+// Commits that nothing carried, groups that were unknown elsewhere: their time has come.
+static void delayed_run(struct host *h)
+{
+    while (!list_is_empty(&h->news)) {
+        struct group *g = list_entry(h->news.next, struct group, news);
+        if (g->news_due > h->now) {
+            break;
+        }
+        list_remove(&g->news);
+        group_ready(g, GROUP_SEND | GROUP_NEWS);
+    }
+    while (!list_is_empty(&h->retries)) {
+        struct retry *r = list_entry(h->retries.next, struct retry, link);
+        if (r->due > h->now) {
+            break;
+        }
+        list_remove(&r->link);
+        struct group *g = map_get(&h->map, r->group);
+        if (g && !group_is_gone(g)) {
+            struct consensus_out out;
+            consensus_out_reset(&out);
+            if (r->is_snapshot) {
+                g->ops->snapshot_ended(g->replica, r->replica, false, 0, h->now, &out);
+            } else {
+                g->ops->link_reset(g->replica, r->node, h->now, &out);
+            }
+            group_execute(g, &out, span_of(NULL, 0), 0);
+            group_ready(g, GROUP_SEND);
+        }
+        free(r);
+    }
+}
+
+static void group_run(struct group *g)
+{
+    const uint16_t flags = g->flags;
+    g->flags &= (uint16_t)~(GROUP_APPLY | GROUP_SEND | GROUP_NEWS | GROUP_ROLE);
+    if (flags & GROUP_ROLE) {
+        struct consensus_status st;
+        g->ops->status(g->replica, &st);
+        g->fsm->role(g->fsm_ctx, &st);
+    }
+    if ((flags & GROUP_APPLY) && !group_is_gone(g)) {
+        host_apply_group(g);
+    }
+    if ((flags & GROUP_SEND) && !group_is_gone(g)) {
+        host_send_group(g, (flags & GROUP_NEWS) != 0);
+    }
+}
+
+static void ready_run(struct host *h)
+{
+    for (int round = 0; round < TURN_ROUNDS && !list_is_empty(&h->ready); round++) {
+        struct list now;
+        list_init(&now);
+        list_splice(&now, &h->ready);
+        struct list *l;
+        while ((l = list_pop(&now)) != NULL) {
+            struct group *g = list_entry(l, struct group, ready);
+            group_ref(g);  // A state machine may remove its own group.
+            group_run(g);
+            group_unref(g);
+        }
+        list_each(i, &h->peers) {
+            struct peer *p = list_entry(i, struct peer, link);
+            if (p->fragment.group) {
+                host_send_fragments(h, p);
+            }
+            if (p->is_woken) {
+                p->is_woken = false;
+                host_send_unblock(h, p);
+            }
+        }
+    }
+}
+
+static void garbage_free(struct host *h)
+{
+    while (h->garbage) {
+        struct garbage *x = h->garbage;
+        h->garbage = x->next;
+        free(x->ptr);
+        free(x);
+    }
+}
+
+// When the host wants to run again, if nothing comes in before.
+static uint64_t next_due(struct host *h, bool is_more, uint64_t snapshots_due)
+{
+    if (is_more || !list_is_empty(&h->ready) || !list_is_empty(&h->reads_done) || !list_is_empty(&h->dirty)) {
+        return h->now;
+    }
+    uint64_t due = snapshots_due;
+    struct group *g = host_timer_first(h);
+    if (g && g->deadline < due) {
+        due = g->deadline;
+    }
+    if (!list_is_empty(&h->news)) {
+        const uint64_t t = list_entry(h->news.next, struct group, news)->news_due;
+        due = t < due ? t : due;
+    }
+    if (!list_is_empty(&h->retries)) {
+        const uint64_t t = list_entry(h->retries.next, struct retry, link)->due;
+        due = t < due ? t : due;
+    }
+    return due;
+}
+
+uint64_t host_turn(struct host *h)
+{
+    h->is_now_known = false;
+    (void)host_now(h);
+    if (h->is_failed) {
+        return UINT64_MAX;
+    }
+    timers_run(h);
+    bool is_more = host_liveness_turn(h);
+    delayed_run(h);
+    const uint64_t snapshots_due = host_snapshot_turn(h);
+    ready_run(h);
+    host_read_answer(h);
+
+    list_each(i, &h->peers) {
+        host_send_flush(h, list_entry(i, struct peer, link));
+    }
+    struct list notes;
+    list_init(&notes);
+    notes_collect(h, &notes);
+    store_worker_flush(h->store, &notes);
+    assert(list_is_empty(&notes));
+    h->config.net->flush(h->config.net);
+    garbage_free(h);
+
+    const uint64_t due = next_due(h, is_more, snapshots_due);
+    h->is_now_known = false;
+    return due;
+}
+
+// ---- upcalls of the net --------------------------------------------------------------------------------------------
+
+static void on_frame(void *ctx, uint32_t node, enum net_lane lane, const struct frame *f)
+{
+    host_receive(ctx, node, lane, f);
+}
+
+static void on_reset(void *ctx, uint32_t node, enum net_lane lane)
+{
+    struct host *h = ctx;
+    struct peer *p = host_peer(h, node);
+    if (lane == LANE_LOG) {
+        host_send_lost(h, p);
+        host_liveness_reset(h, p);
+    } else if (lane == LANE_BULK) {
+        host_snapshot_link(h, node, false);
+    }
+    list_each(i, &h->watchers) {
+        struct host_watcher *w = list_entry(i, struct host_watcher, link);
+        if (w->lane_reset) {
+            w->lane_reset(w->ctx, node, lane);
+        }
+    }
+}
+
+static void on_writable(void *ctx, uint32_t node, enum net_lane lane)
+{
+    struct host *h = ctx;
+    if (lane == LANE_LOG) {
+        host_peer(h, node)->is_woken = true;
+    }
+    list_each(i, &h->watchers) {
+        struct host_watcher *w = list_entry(i, struct host_watcher, link);
+        if (w->lane_writable) {
+            w->lane_writable(w->ctx, node, lane);
+        }
+    }
+}
+
+static void on_node_state(void *ctx, uint32_t node, enum node_verdict verdict, uint64_t incarnation)
+{
+    struct host *h = ctx;
+    host_liveness_verdict(h, host_peer(h, node), verdict, incarnation);
+    list_each(i, &h->watchers) {
+        struct host_watcher *w = list_entry(i, struct host_watcher, link);
+        if (w->node_state) {
+            w->node_state(w->ctx, node, verdict, incarnation);
+        }
+    }
+}
+
+const struct net_upcalls *host_net_upcalls(struct host *h)
+{
+    return &h->upcalls;
+}
+
+void host_on_frames(struct host *h, uint16_t type_first, uint16_t type_last, host_frame_fn *fn, void *ctx)
+{
+    assert(h->handlers_count < HOST_HANDLERS);
+    assert(type_first <= type_last);
+    h->handlers[h->handlers_count++] = (struct handler){.first = type_first, .last = type_last, .fn = fn, .ctx = ctx};
+}
+
+void host_watch(struct host *h, struct host_watcher *w)
+{
+    list_add_tail(&h->watchers, &w->link);
+}
+
+bool host_node_is_alive(const struct host *h, uint32_t node_id)
+{
+    if (node_id == h->config.node_id) {
+        return true;
+    }
+    const struct peer *p = map_get(&h->peer_map, node_id);
+    return p && p->is_known && p->verdict == NODE_ALIVE;
+}
+
+struct net *host_net(const struct host *h)
+{
+    return h->config.net;
+}
+
+bool host_is_failed(const struct host *h)
+{
+    return h->is_failed;
+}
+
+// ---- hooks of the store --------------------------------------------------------------------------------------------
+
+static void hook_submit(void *ctx, struct wal_submission *s)
+{
+    struct host *h = ctx;
+    h->config.wal_submit(h->config.wal_submit_ctx, s);
+}
+
+static bool hook_snapshot_begin(void *ctx, uint64_t group, struct store_snapshot_source *out)
+{
+    struct group *g = host_group_find(ctx, group);
+    return g && host_snapshot_begin(g, out);
+}
+
+static void hook_snapshot_taken(void *ctx, uint64_t group, uint64_t index, uint64_t term)
+{
+    struct group *g = host_group_find(ctx, group);
+    if (g && !group_is_gone(g)) {
+        g->flags &= (uint16_t)~GROUP_SNAP_ASKED;
+        g->ops->snapshot_taken(g->replica, index, term);
+    }
+}
+
+static void hook_wal_retired(void *ctx, uint64_t seq)
+{
+    struct host *h = ctx;
+    if (h->config.wal_retired) {
+        h->config.wal_retired(h->config.ctx, seq);
+    }
+}
+
+// ---- life ----------------------------------------------------------------------------------------------------------
+
+struct host *host_create(const struct host_config *config)
+{
+    assert(config->node_id != 0);
+    assert(config->clock && config->store && config->net && config->cold && config->wal_submit);
+    struct host *h = mem_zalloc(sizeof(*h));
+    h->config = *config;
+    rng_seed(&h->rng, config->rng_seed);
+    h->upcalls = (struct net_upcalls){
+        .frame = on_frame, .reset = on_reset, .writable = on_writable, .node_state = on_node_state, .ctx = h};
+    struct list *lists[] = {&h->groups,     &h->ready,      &h->dirty,         &h->news,  &h->no_leader, &h->retries,
+                            &h->reads_done, &h->snap_sends, &h->snap_receives, &h->peers, &h->note_pool, &h->watchers};
+    for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
+        list_init(lists[i]);
+    }
+    map_init_u64(&h->map);
+    map_init_u64(&h->peer_map);
+    pb_arena_init(&h->arena);
+    buf_init(&h->scratch);
+    const struct store_hooks hooks = {
+        .submit = hook_submit,
+        .snapshot_begin = hook_snapshot_begin,
+        .snapshot_taken = hook_snapshot_taken,
+        .wal_retired = hook_wal_retired,
+        .ctx = h,
+    };
+    h->store = store_worker_bind(config->store, config->worker, config->cold, &hooks);
+    return h;
+}
+
+static void peer_destroy(struct host *h, struct peer *p)
+{
+    buf_deinit(&p->append);
+    buf_deinit(&p->votes);
+    buf_deinit(&p->fragment.bytes);
+    buf_deinit(&p->assembly.bytes);
+    free(p->acks);
+    list_remove(&p->link);
+    map_remove(&h->peer_map, p->node);
+    free(p);
+}
+
+void host_destroy(struct host *h)
+{
+    while (!list_is_empty(&h->groups)) {
+        struct list *l = h->groups.next;
+        bool is_marker = false;
+        list_each(i, &h->peers) {
+            is_marker = is_marker || l == &list_entry(i, struct peer, link)->marker;
+        }
+        if (is_marker) {
+            list_remove(l);
+            continue;
+        }
+        host_group_remove(list_entry(l, struct group, all), false);
+    }
+    host_snapshot_destroy(h);
+    while (!list_is_empty(&h->retries)) {
+        free(list_entry(list_pop(&h->retries), struct retry, link));
+    }
+    host_read_answer(h);
+    while (!list_is_empty(&h->peers)) {
+        peer_destroy(h, list_entry(h->peers.next, struct peer, link));
+    }
+    while (!list_is_empty(&h->note_pool)) {
+        free(list_entry(list_pop(&h->note_pool), struct note, link));
+    }
+    while (h->gated_pool) {
+        struct gated *m = h->gated_pool;
+        h->gated_pool = m->next;
+        free(m);
+    }
+    garbage_free(h);
+    pb_arena_deinit(&h->arena);
+    buf_deinit(&h->scratch);
+    map_deinit(&h->map);
+    map_deinit(&h->peer_map);
+    free(h->heap);
+    free(h);
+}
+
+void host_metrics(const struct host *h, struct host_metrics *out)
+{
+    *out = h->metrics;
+    out->groups = map_count(&h->map);
+    out->leaders = 0;
+    out->uncommitted_bytes = 0;
+    list_each(i, &h->peers) {
+        const struct peer *p = list_entry(i, struct peer, link);
+        if (p->node == h->config.node_id) {
+            list_each(j, &p->by_leader) {
+                out->leaders++;
+                out->uncommitted_bytes += list_entry(j, struct group, by_leader)->uncommitted;
+            }
+        }
+    }
+    out->memtable_bytes = store_worker_memory(h->store);
+}

@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the files of consensus/host share: struct host, group and peer, and the calls between the files. Not included
+// from outside. Thread: the worker's.
+#pragma once
+#include "consensus/host/host.h"
+#include "node/base/list.h"
+#include "node/base/log.h"
+#include "node/base/map.h"
+#include "proto/cluster_log.pb-c.h"
+#include "proto/pb_arena.h"
+
+enum {
+    HOST_FRAME_IOV = 512,             // Ranges of one append frame.
+    HOST_FRAME_ENVELOPE = 128 << 10,  // An append envelope is sent when it gets this long.
+    HOST_APPLY_BATCH = 64,            // Entries passed to the state machine at once,
+    HOST_APPLY_TURN = 1024,           // and to one group before the others have their turn.
+    HOST_APPLY_AHEAD = 4096,          // Entries a machine on another thread may have that it has not applied.
+    HOST_COLD_ENTRIES = 512,          // Entries of one cold read.
+    HOST_COLD_BYTES = 1 << 20,
+    HOST_FRAGMENTS = 4,               // Fragments to one peer without echo: small frames pass in between.
+    HOST_WALK_BATCH = 256,            // Groups told of a node's liveness per turn (P15).
+    HOST_HANDLERS = 16,
+    HOST_PEERS = 64,                  // Nodes of a cluster.
+    HOST_SNAPSHOT_PIECE = 512 << 10,
+    HOST_SNAPSHOT_SENDS = 8,          // Transfers at a time; the others wait for the next retry.
+    HOST_SNAPSHOT_MIN_BYTES = 16 << 20,
+};
+#define HOST_NEWS_NS (5 * 1000000ull)          // A commit that no append carried is announced after this.
+#define HOST_RETRY_NS (250 * 1000000ull)       // After "unknown group", and for snapshots that could not start.
+#define HOST_PIECE_NS (2000 * 1000000ull)      // A snapshot piece without answer is sent again.
+#define HOST_RECEIVE_NS (15000 * 1000000ull)   // A receiver that hears nothing more gives up.
+#define HOST_TRANSFER_NS (60000 * 1000000ull)  // A transfer without any progress is given up.
+
+// A message waiting for the WAL.
+struct gated {
+    struct gated *next;
+    uint32_t node;
+    struct consensus_msg msg;
+};
+
+enum note_kind { NOTE_GROUP, NOTE_RECEIPT };
+
+// What a WAL submission stands for; comes back with it.
+struct note {
+    struct list link;
+    enum note_kind kind;
+    struct group *group;  // NOTE_GROUP; holds a reference.
+    uint64_t epoch;       // Log epoch and last index when it was handed over (P1).
+    uint64_t last;
+    bool has_hard_state;
+    struct hard_state hard_state;
+    struct gated *gated;  // In order.
+    struct peer *peer;    // NOTE_RECEIPT: bytes received from it up to here are dealt with.
+    uint64_t received;
+};
+
+// A group that could send to a peer had it room.
+struct blocked {
+    struct list link;  // In peer.blocked.
+    struct group *group;
+    struct peer *peer;
+    struct blocked *next;  // Of the group.
+};
+
+enum group_flag {
+    GROUP_APPLY = 1,      // Committed entries may be applied.
+    GROUP_SEND = 2,       // Ask next_send.
+    GROUP_NEWS = 4,       // Announcements may not wait any longer.
+    GROUP_ROLE = 8,       // Tell the state machine of the role.
+    GROUP_LOADING = 16,   // The snapshot is being loaded into the state machine: nothing is applied.
+    GROUP_INSTALLING = 32,  // A snapshot is replacing the log: nothing but that goes on.
+    GROUP_COLD = 64,      // A cold read for applying is under way.
+    GROUP_REMOVED = 128,  // Only waits for its references.
+    GROUP_FAILED = 256,   // State could not be restored: it takes part no more.
+    GROUP_WROTE_HARD_STATE = 512,
+    GROUP_WROTE = 1024,   // Something was laid down since the last flush.
+    GROUP_RECEIVING = 2048,  // A snapshot is coming in.
+    GROUP_SNAP_ASKED = 4096,  // A snapshot was requested and has not come yet.
+};
+
+struct group {
+    uint64_t id;
+    uint64_t replica_id;
+    struct host *host;
+    const struct consensus_ops *ops;
+    struct replica *replica;
+    struct glog *log;
+    const struct fsm_ops *fsm;
+    void *fsm_ctx;
+
+    struct list all;        // host.groups, in order of adding.
+    struct list ready;      // host.ready.
+    struct list dirty;      // host.dirty: wants a note in the next submission.
+    struct list by_leader;  // peer.by_leader of the leader's node (host.no_leader without one).
+    struct list news;       // host.news, by news_due.
+    struct list reads;      // struct read: outstanding barriers.
+    struct blocked *blocked;
+
+    uint64_t handed;          // Entries up to here were given to the state machine.
+    uint64_t uncommitted;     // Bytes proposed here and not applied yet,
+    uint64_t proposed_first;  // from this index on. UINT64_MAX: none.
+    uint64_t deadline;        // In the timer heap; UINT64_MAX: not there.
+    uint64_t news_due;
+    struct config *config_applied;  // Only while the newest config entry is not applied: the one before it.
+    struct gated *gated_first, *gated_last;
+    struct hard_state hard_state;  // To be noted (GROUP_WROTE_HARD_STATE).
+    uint32_t heap_pos;
+    uint32_t leader_node;    // Whose by_leader list it is on.
+    uint32_t ack_slot;       // Place of its latest ack in peer.acks, to join several.
+    uint32_t refs;           // Notes and jobs that point here.
+    uint32_t notes;          // Notes on their way.
+    uint16_t flags;
+    uint64_t feeding;        // Peers (by slot) for which a cold read is under way.
+};
+static_assert(sizeof(struct group) <= 320, "an idle group is one small struct (engine-notes 7.9)");
+
+struct ack {
+    uint64_t group, from, to, term, index, index_term, acked, hint_index, hint_term, read_round, commit;
+    bool is_rejected;
+};
+
+// An entry too large for one frame, on its way to one peer.
+struct fragment_send {
+    struct group *group;  // NULL: none. Holds a reference.
+    struct consensus_msg msg;
+    uint64_t offset, total;
+    struct buf bytes;     // The record if it came from disk; else it is looked up in memory each time.
+    uint64_t marks[HOST_FRAGMENTS];  // peer.sent after the latest fragments (ring).
+    uint64_t count;       // Fragments of it sent.
+    bool is_reading;
+};
+struct fragment_receive {
+    uint64_t group, from, term, index;  // group 0: none.
+    struct buf bytes;
+};
+
+enum walk_kind { WALK_NONE, WALK_DOWN, WALK_UP, WALK_RESET };
+
+struct peer {
+    uint32_t node;
+    uint32_t slot;     // 0.. in order of first mention; bit of group.feeding.
+    struct list link;  // host.peers, in that order.
+    enum node_verdict verdict;
+    bool is_known;     // A verdict was given.
+    uint64_t incarnation;
+
+    // Append frame under construction.
+    struct buf append;
+    struct iovec iov[HOST_FRAME_IOV];
+    int iov_count;
+    size_t raw_bytes;
+    // The window: bytes sent, and echoed by the peer.
+    uint64_t sent, echoed;
+    bool is_woken;         // There is room again.
+    struct list blocked;   // struct blocked.
+    struct fragment_send fragment;
+
+    // Received from it: AppendBatch.sent to echo.
+    uint64_t received, received_noted, receipt;
+    bool owes_receipt;     // `receipt` is to be sent.
+    struct fragment_receive assembly;
+
+    struct buf votes;      // VoteBatch under construction.
+    struct ack *acks;
+    uint32_t acks_count, acks_cap;
+
+    // Liveness (host_liveness.c).
+    struct list by_leader;  // Groups led from there.
+    enum walk_kind walk;
+    bool walk_down, walk_up, walk_reset;  // To do next.
+    bool walk_all;            // Second part: all groups, from `marker` on.
+    struct list walk_led;     // First part: groups led from there.
+    struct list marker;       // In host.groups.
+};
+
+struct read {
+    struct list link;  // group.reads, then host.reads_done.
+    uint64_t id;
+    uint64_t deadline;
+    uint64_t index;  // 0: not proven yet. Else answered when this is applied.
+    enum rc rc;
+    group_read_fn *done;
+    void *ctx;
+};
+
+struct retry {
+    struct list link;  // host.retries, by due.
+    uint64_t due;
+    uint64_t group;
+    uint32_t node;
+    uint64_t replica;
+    bool is_snapshot;
+};
+
+struct garbage {
+    struct garbage *next;
+    void *ptr;
+};
+
+struct handler {
+    uint16_t first, last;
+    host_frame_fn *fn;
+    void *ctx;
+};
+
+struct host {
+    struct host_config config;
+    struct store_worker *store;
+    struct rng rng;
+    struct net_upcalls upcalls;
+    uint64_t now;
+    int64_t wall_ms;
+    bool is_now_known;
+    bool is_failed;  // The WAL failed: nothing leaves any more.
+
+    struct map map;  // Group id -> struct group.
+    struct list groups;
+    struct list ready;
+    struct list dirty;
+    struct list news;
+    struct list no_leader;
+    struct list retries;
+    struct list reads_done;
+    struct list snap_sends;     // struct snap_send.
+    struct list snap_receives;  // struct snap_receive.
+    uint32_t snap_sends_count;
+
+    struct list peers;
+    struct map peer_map;
+    bool is_walking;  // Some peer has a walk to do.
+
+    struct group **heap;  // Timers: a binary heap by deadline.
+    uint32_t heap_len, heap_cap;
+
+    struct list note_pool;
+    struct gated *gated_pool;
+    struct garbage *garbage;  // Freed after the net was flushed.
+    struct pb_arena arena;
+    struct buf scratch;
+    struct handler handlers[HOST_HANDLERS];
+    uint32_t handlers_count;
+    struct list watchers;
+    uint64_t read_id;
+    uint32_t current_node;  // Node of the message being stepped: where answers go whatever the configuration says.
+    uint64_t current_from;
+    struct host_metrics metrics;
+};
+
+// host.c
+struct peer *host_peer(struct host *h, uint32_t node);  // Made on first use.
+void host_free_later(struct host *h, void *ptr);        // Frees memory the net may still read, after the flush.
+void group_ready(struct group *g, uint16_t flags);
+void group_mark_dirty(struct group *g);
+void group_ref(struct group *g);
+void group_unref(struct group *g);  // May free it.
+static inline bool group_is_gone(const struct group *g)
+{
+    return (g->flags & (GROUP_REMOVED | GROUP_FAILED)) != 0;
+}
+
+// group.c
+// Executes what a step has put out. `records`/`first` are the entries of the input message, if it was an append.
+void group_execute(struct group *g, struct consensus_out *out, struct span records, uint64_t first);
+void group_timer_update(struct group *g);
+void group_tell_members(struct group *g, const struct config *c);
+void group_fail(struct group *g, enum rc rc, const char *what);
+
+// host_timer.c
+void host_timer_set(struct group *g, uint64_t deadline);
+struct group *host_timer_first(struct host *h);
+
+// host_send.c
+bool host_send_room(struct host *h, struct peer *p);  // May an append frame be started?
+void host_send_message(struct host *h, struct group *g, uint32_t node, const struct consensus_msg *m);
+void host_send_group(struct group *g, bool is_news_due);
+void host_send_flush(struct host *h, struct peer *p);  // Everything gathered for it.
+void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glog_read *r);
+void host_send_fragments(struct host *h, struct peer *p);
+void host_send_lost(struct host *h, struct peer *p);   // The lane was reset: forget what was on its way.
+void host_send_unblock(struct host *h, struct peer *p);
+void host_send_group_gone(struct group *g);
+void host_send_unknown(struct host *h, uint32_t node, uint64_t group, uint64_t replica);
+// Appends `m` as field 1 of a batch.
+void host_pack_item(struct buf *to, const ProtobufCMessage *m);
+
+// host_recv.c
+void host_receive(struct host *h, uint32_t node, enum net_lane lane, const struct frame *f);
+
+// host_apply.c
+void host_apply_group(struct group *g);
+void host_apply_done(struct group *g, uint64_t index);  // The machine has applied up to index.
+const struct config *group_config_applied(struct group *g, struct consensus_status *st);
+void group_config_before(struct group *g);    // A config entry is about to be appended: keep the one applied.
+void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t first, uint64_t last, size_t bytes_max);
+
+// host_snapshot.c
+bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out);
+void host_snapshot_consider(struct group *g);
+void host_snapshot_send(struct group *g, uint32_t node, uint64_t replica);
+bool host_snapshot_is_sending(const struct group *g, uint32_t node);
+void host_snapshot_on_piece(struct host *h, uint32_t node, const struct frame *f);
+void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f);
+uint64_t host_snapshot_turn(struct host *h);
+void host_snapshot_link(struct host *h, uint32_t node, bool is_dead);
+void host_snapshot_load(struct group *g);
+void host_snapshot_role(struct group *g, uint64_t leader);
+void host_snapshot_group_gone(struct group *g);
+void host_snapshot_destroy(struct host *h);
+
+// host_read.c
+void host_read_proven(struct group *g, uint64_t id, uint64_t index);
+void host_read_fail(struct group *g, enum rc rc);
+void host_read_applied(struct group *g, uint64_t applied);
+void host_read_expire(struct group *g);
+uint64_t host_read_deadline(const struct group *g);
+void host_read_answer(struct host *h);
+
+// host_liveness.c
+void host_liveness_verdict(struct host *h, struct peer *p, enum node_verdict verdict, uint64_t incarnation);
+void host_liveness_reset(struct host *h, struct peer *p);
+bool host_liveness_turn(struct host *h);  // True while there is more to do.
+void host_liveness_list(struct group *g, uint32_t leader_node);
+void host_liveness_unlist(struct group *g);

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Read barriers: "everything committed before this call is applied here", proven by a majority.
+//
+// The engine proves leadership by a round (Raft §6.4, P13) and names an index; the barrier is answered when that index is
+// applied. Barriers of a group stand in its list; one that is finished moves to the host's list and is answered at
+// the end of the turn, never inside a call.
+#include "consensus/host/host_core.h"
+#include <assert.h>
+#include <stdlib.h>
+
+static void finish(struct host *h, struct read *r, enum rc rc)
+{
+    r->rc = rc;
+    list_remove(&r->link);
+    list_add_tail(&h->reads_done, &r->link);
+}
+
+void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *done, void *ctx)
+{
+    struct host *h = g->host;
+    struct read *r = mem_zalloc(sizeof(*r));
+    r->id = ++h->read_id;
+    r->done = done;
+    r->ctx = ctx;
+    r->deadline = host_now(h) + timeout_ns;
+    list_init(&r->link);
+    if (group_is_gone(g) || (g->flags & GROUP_INSTALLING)) {
+        finish(h, r, RC_NOT_LEADER);
+        return;
+    }
+    list_add_tail(&g->reads, &r->link);
+    struct consensus_out out;
+    consensus_out_reset(&out);
+    const enum rc rc = g->ops->read_barrier(g->replica, r->id, host_now(h), &out);
+    if (rc != RC_OK && rc != RC_PENDING) {
+        finish(h, r, rc);
+    }
+    group_execute(g, &out, span_of(NULL, 0), 0);
+    group_ready(g, GROUP_SEND);
+}
+
+void host_read_proven(struct group *g, uint64_t id, uint64_t index)
+{
+    struct consensus_status st;
+    g->ops->status(g->replica, &st);
+    list_each(l, &g->reads) {
+        struct read *r = list_entry(l, struct read, link);
+        if (r->id == id) {
+            r->index = index > 0 ? index : 1;
+            if (st.applied >= index) {
+                finish(g->host, r, RC_OK);
+            }
+            return;
+        }
+    }
+}
+
+void host_read_applied(struct group *g, uint64_t applied)
+{
+    list_each(l, &g->reads) {
+        struct read *r = list_entry(l, struct read, link);
+        if (r->index > 0 && r->index <= applied) {
+            finish(g->host, r, RC_OK);
+        }
+    }
+}
+
+void host_read_fail(struct group *g, enum rc rc)
+{
+    list_each(l, &g->reads) {
+        struct read *r = list_entry(l, struct read, link);
+        if (r->index == 0 || rc != RC_NOT_LEADER) {  // A proven one only waits for the state machine.
+            finish(g->host, r, rc);
+        }
+    }
+}
+
+void host_read_expire(struct group *g)
+{
+    const uint64_t now = host_now(g->host);
+    list_each(l, &g->reads) {
+        struct read *r = list_entry(l, struct read, link);
+        if (r->deadline <= now) {
+            finish(g->host, r, RC_TIMEOUT);
+        }
+    }
+}
+
+uint64_t host_read_deadline(const struct group *g)
+{
+    uint64_t due = UINT64_MAX;
+    list_each(l, &g->reads) {
+        const struct read *r = list_entry(l, struct read, link);
+        due = r->deadline < due ? r->deadline : due;
+    }
+    return due;
+}
+
+void host_read_answer(struct host *h)
+{
+    struct list now;
+    list_init(&now);
+    list_splice(&now, &h->reads_done);
+    struct list *l;
+    while ((l = list_pop(&now)) != NULL) {
+        struct read *r = list_entry(l, struct read, link);
+        r->done(r->ctx, r->rc);
+        free(r);
+    }
+}
