@@ -166,6 +166,9 @@ void raft_next_send(struct replica *r, uint32_t i, struct consensus_send *out)
         bool may_carry = p->state == PEER_REPLICATE || (p->state == PEER_PROBE && p->is_loaded && !p->is_paused);
         out->last = may_carry && !is_behind && !is_waiting ? r->last : previous;
     }
+    // Only a commit index to tell: the host may wait for entries that carry it.
+    out->may_wait = p->state == PEER_REPLICATE && out->last == previous && !p->is_poked && !is_behind &&
+                    p->round_sent >= round_wanted(r->lead);
     out->msg = (struct consensus_msg){
         .type = MSG_APPEND,
         .group = r->group,
