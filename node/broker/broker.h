@@ -104,6 +104,8 @@ struct broker_user {
     bool is_impersonator;
 };
 MUST_USE bool broker_authenticate(struct broker *b, struct span user, struct span password, struct broker_user *out);
+void broker_user_each(struct broker *b, void (*each)(void *ctx, struct span name, bool is_administrator), void *ctx);
+void broker_permission_each(struct broker_vhost *v, void (*each)(void *ctx, struct span user, const char *const patterns[3]), void *ctx);
 bool broker_user_exists(struct broker *b, struct span user);
 bool broker_may_enter(struct broker *b, struct span user, struct broker_vhost *v);  // Has permissions there.
 enum broker_access { ACCESS_CONFIGURE, ACCESS_WRITE, ACCESS_READ };

@@ -69,7 +69,7 @@ struct broker_vhost {
 struct user {
     uint8_t *hash;
     size_t hash_len;
-    bool is_impersonator;
+    bool is_impersonator, is_administrator;
     uint64_t told;
 };
 

@@ -506,6 +506,7 @@ static void on_user(struct broker *b, struct span name, const struct meta_change
         u->hash_len = r->password_hash.len;
         for (size_t i = 0; i < r->n_tags; i++) {
             u->is_impersonator = u->is_impersonator || strcmp(r->tags[i], "impersonator") == 0;
+            u->is_administrator = u->is_administrator || strcmp(r->tags[i], "administrator") == 0;
         }
         u->told = b->generation;
         map_put_bytes(&b->users, name, u);
@@ -778,6 +779,25 @@ void broker_binding_each(struct broker_vhost *v, void (*each)(void *ctx, const s
             struct broker_binding out = {.source = x->pub.name, .destination = b->destination, .key = b->key, .arguments = b->arguments, .to_queue = b->is_to_queue};
             each(ctx, &out);
         }
+    }
+}
+
+void broker_user_each(struct broker *b, void (*each)(void *ctx, struct span name, bool is_administrator), void *ctx)
+{
+    uint32_t pos = 0;
+    struct span name;
+    for (struct user *u; (u = map_next(&b->users, &pos, NULL, &name));) {
+        each(ctx, name, u->is_administrator);
+    }
+}
+
+void broker_permission_each(struct broker_vhost *v, void (*each)(void *ctx, struct span user, const char *const patterns[3]), void *ctx)
+{
+    uint32_t pos = 0;
+    struct span user;
+    for (struct permission *p; (p = map_next(&v->permissions, &pos, NULL, &user));) {
+        const char *patterns[3] = {p->patterns[0], p->patterns[1], p->patterns[2]};
+        each(ctx, user, patterns);
     }
 }
 

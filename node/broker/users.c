@@ -88,7 +88,8 @@ bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, 
 
 // ---- changes -----------------------------------------------------------------------------------------------------
 
-static void put_user(struct meta_command *c, struct span name, struct span password, const char *tag, enum meta_if condition)
+static void put_user(struct meta_command *c, struct span name, struct span password, bool is_administrator, bool is_impersonator,
+                     enum meta_if condition)
 {
     uint8_t salt[SALT_BYTES], hash[SALT_BYTES + HASH_BYTES];
     env_system_random(salt, sizeof(salt));
@@ -96,9 +97,14 @@ static void put_user(struct meta_command *c, struct span name, struct span passw
     Warren__UserRecord r = WARREN__USER_RECORD__INIT;
     r.password_hash.data = hash;
     r.password_hash.len = sizeof(hash);
-    char *tags[1] = {(char *)(uintptr_t)tag};
+    char *tags[2];
     r.tags = tags;
-    r.n_tags = tag ? 1 : 0;
+    if (is_administrator) {
+        tags[r.n_tags++] = "administrator";
+    }
+    if (is_impersonator) {
+        tags[r.n_tags++] = "impersonator";
+    }
     struct buf payload = {0};
     warren__user_record__pack(&r, buf_extend(&payload, warren__user_record__get_packed_size(&r)));
     struct meta_path path = path_user(name);
@@ -165,7 +171,7 @@ void broker_found(struct broker *b, const struct broker_founding *f, meta_done_f
     meta_put(&c, &path, buf_span(&payload), META_IF_ABSENT, 0);
     buf_deinit(&payload);
     put_node(&c, f->node_name, f->store_id, f->address, f->node_id, f->replica_id);
-    put_user(&c, f->user, f->password, "administrator", META_IF_ABSENT);
+    put_user(&c, f->user, f->password, true, false, META_IF_ABSENT);
     put_permission(&c, vhost, f->user, ".*", ".*", ".*");
     put_exchange(&c, vhost, "amq.direct", "direct", false);
     put_exchange(&c, vhost, "amq.fanout", "fanout", false);
@@ -201,7 +207,8 @@ void broker_user_put(struct broker *b, struct span name, struct span password, b
     }
     struct meta_command c;
     meta_command_init(&c);
-    put_user(&c, op->name, password, NULL, must_be_new ? META_IF_ABSENT : must_exist ? META_IF_PRESENT : META_IF_ANY);
+    const struct user *old = must_be_new ? NULL : map_get_bytes(&b->users, op->name);  // A new password keeps the tags.
+    put_user(&c, op->name, password, old && old->is_administrator, old && old->is_impersonator, must_be_new ? META_IF_ABSENT : must_exist ? META_IF_PRESENT : META_IF_ANY);
     op_submit(op, &c);
 }
 

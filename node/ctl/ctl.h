@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// Administration: requests of warrenctl, from the node's Unix socket or from another node.
+//
+// A request is one line of JSON {"verb", "args": [...], "options": {...}, "node": NAME or absent}; the answer is one line
+// {"exit": N, ...} (see ctl/README.md). The socket is served by the admin thread (ctl_socket.c); requests run on worker 0
+// (ctl_run.c), which asks other workers and nodes where it must. File permissions guard the socket (0600).
+#pragma once
+#include "node/amqp09/listing.h"
+#include "node/broker/broker.h"
+#include <jansson.h>
+#include <uv.h>
+
+struct ctl;
+
+struct ctl_config {
+    const char *node_name;
+    const char *cluster_name;
+    const char *data_dir;
+    const char *socket_path;
+    uint32_t node_id, workers;
+    struct host *host;            // Worker 0's; NULL until the node has an identity: ctl_attach.
+    uv_loop_t *loop;              // Worker 0's.
+    // Runs fn on a worker.
+    void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
+    // A worker's AMQP connections, to be called on that worker.
+    struct amqp09_listener *(*listener)(void *ctx, uint32_t worker);
+    void (*stop)(void *ctx);                // Ends the process in good order.
+    // What the node waits for before it is up; NULL or "" when it is up.
+    const char *(*waiting_for)(void *ctx);
+    // Starts joining the cluster of another node ("NAME" or "NAME=host:port"); blank nodes only. `done` once.
+    void (*join)(void *ctx, const char *node, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+    // Listeners as JSON: [{"protocol","interface","port","purpose"}]. New reference.
+    json_t *(*listeners)(void *ctx);
+    void *ctx;
+};
+
+MUST_USE enum rc ctl_start(const struct ctl_config *config, struct ctl **out);
+void ctl_stop(struct ctl *c);
+// Worker 0: the node is a member now.
+void ctl_attach(struct ctl *c, struct host *host, struct broker *broker, struct queue_service *queues, struct metastore *metastore, uint32_t node_id);
+
+// Worker 0, each turn: time-outs of what other nodes were asked. Returns when it wants to run again.
+uint64_t ctl_turn(struct ctl *c);
+
+// Runs a request on worker 0. `done` gets the answer (a new reference) once, on worker 0.
+typedef void ctl_done_fn(void *ctx, json_t *answer);
+void ctl_run(struct ctl *c, json_t *request, ctl_done_fn *done, void *ctx);

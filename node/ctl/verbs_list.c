@@ -1,0 +1,387 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists of what exists (operator-plane §1.3). What other nodes know (connections, consumers) is asked there and joined;
+// a node that does not answer is left out and named in a warning.
+#include "node/base/mem.h"
+#include "node/ctl/internal.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { INFO_TIMEOUT_MS = 1000, INFO_WINDOW = 64, NODE_TIMEOUT_MS = 5000 };
+
+static char *banner_for(struct ctl_request *r, const char *what)
+{
+    static char text[400];
+    snprintf(text, sizeof(text), "Listing %s for vhost %s ...", what, request_option(r, "vhost", "/"));
+    return text;
+}
+
+// ---- queues ------------------------------------------------------------------------------------------------------
+
+// Counts come from each queue's leader, a bounded number at a time; without an answer in time from what the local
+// replica knows, so that a minority still lists.
+struct queue_rows {
+    struct ctl_request *request;
+    json_t *columns;
+    json_t *objects;   // One object a queue, in order.
+    struct queue_target *targets;
+    size_t count, next, done, in_flight;
+    bool is_pumping;
+};
+struct queue_row {
+    struct queue_rows *all;
+    size_t at;
+};
+
+static const char queue_columns[] =
+    "name durable auto_delete arguments policy pid owner_pid exclusive messages_ready messages_unacknowledged messages message_bytes "
+    "message_bytes_ready message_bytes_unacknowledged consumers state type leader members online vhost";
+
+static void add_queue_object(void *ctx, const struct broker_queue *q)
+{
+    struct queue_rows *a = ctx;
+    json_t *o = json_pack("{s:o, s:b, s:b, s:o, s:s, s:b, s:s, s:s, s:s, s:s}", "name", json_span(q->name), "durable", q->is_durable, "auto_delete", 0,
+                          "arguments", json_table(q->arguments), "policy", "", "exclusive", 0, "owner_pid", "", "vhost",
+                          request_option(a->request, "vhost", "/"), "state", "running", "type",
+                          q->type == QUEUE_QUORUM ? "quorum" : q->type == QUEUE_CLASSIC ? "classic" : "stream");
+    json_array_append_new(a->objects, o);
+    a->targets = mem_realloc(a->targets, (a->count + 1) * sizeof(*a->targets));
+    a->targets[a->count++] = q->target;
+}
+
+static void finish_queues(struct queue_rows *a)
+{
+    json_t *rows = json_array();
+    for (size_t i = 0; i < a->count; i++) {
+        json_array_append_new(rows, row_of(a->columns, json_array_get(a->objects, i)));
+    }
+    json_decref(a->objects);
+    free(a->targets);
+    ctl_list(a->request, banner_for(a->request, "queues"), a->columns, rows);
+    free(a);
+}
+
+static void put_members(struct ctl *c, const struct queue_target *t, uint32_t leader_node, json_t *o)
+{
+    json_t *members = json_array(), *online = json_array();
+    for (uint32_t i = 0; i < t->members_count; i++) {
+        uint32_t node = t->members[i].node_id;
+        const char *name = node_name_of(c, node);
+        json_array_append_new(members, json_string(name));
+        if (node == c->config.node_id || host_node_is_alive(c->config.host, node)) {
+            json_array_append_new(online, json_string(name));
+        }
+    }
+    json_object_set_new(o, "members", members);
+    json_object_set_new(o, "online", online);
+    json_object_set_new(o, "leader", json_string(leader_node ? node_name_of(c, leader_node) : ""));
+    json_object_set_new(o, "pid", json_string(leader_node ? node_name_of(c, leader_node) : ""));
+}
+
+static void pump_queues(struct queue_rows *a);
+
+static void on_queue_info(void *ctx, enum rc rc, const struct queue_info *info)
+{
+    struct queue_row *row = ctx;
+    struct queue_rows *a = row->all;
+    struct ctl *c = a->request->ctl;
+    json_t *o = json_array_get(a->objects, row->at);
+    struct queue_info n = rc == RC_OK ? *info : (struct queue_info){0};
+    struct queue_info local;
+    struct consensus_status status = {0};
+    bool has_local = queue_replica_info(c->queues, a->targets[row->at].group, &local, &status);
+    if (rc != RC_OK && has_local) {
+        n = local;
+    }
+    json_object_set_new(o, "messages_ready", json_integer((json_int_t)n.ready));
+    json_object_set_new(o, "messages_unacknowledged", json_integer((json_int_t)n.unacked));
+    json_object_set_new(o, "messages", json_integer((json_int_t)(n.ready + n.unacked)));
+    json_object_set_new(o, "consumers", json_integer((json_int_t)n.consumers));
+    json_object_set_new(o, "message_bytes_ready", json_integer((json_int_t)n.ready_bytes));
+    json_object_set_new(o, "message_bytes_unacknowledged", json_integer((json_int_t)n.unacked_bytes));
+    json_object_set_new(o, "message_bytes", json_integer((json_int_t)(n.ready_bytes + n.unacked_bytes)));
+    put_members(c, &a->targets[row->at], status.leader_node, o);
+    if (rc != RC_OK) {
+        json_object_set_new(o, "state", json_string(status.leader_node ? "running" : "minority"));
+    }
+    a->done++;
+    a->in_flight--;
+    free(row);
+    pump_queues(a);
+}
+
+static void pump_queues(struct queue_rows *a)
+{
+    if (a->is_pumping) {
+        return;
+    }
+    a->is_pumping = true;
+    while (a->next < a->count && a->in_flight < INFO_WINDOW) {
+        struct queue_row *row = mem_alloc(sizeof(*row));
+        *row = (struct queue_row){a, a->next++};
+        a->in_flight++;
+        queue_info_get(a->request->ctl->queues, &a->targets[row->at], INFO_TIMEOUT_MS, on_queue_info, row);
+    }
+    a->is_pumping = false;
+    if (a->done == a->count) {
+        finish_queues(a);
+    }
+}
+
+void verb_list_queues(struct ctl_request *r)
+{
+    struct broker_vhost *v = request_vhost(r);
+    json_t *columns = v ? request_columns(r, "name messages", queue_columns) : NULL;
+    if (!columns) {
+        return;
+    }
+    struct queue_rows *a = mem_zalloc(sizeof(*a));
+    *a = (struct queue_rows){.request = r, .columns = columns, .objects = json_array()};
+    broker_queue_each(v, add_queue_object, a);
+    pump_queues(a);
+}
+
+// ---- exchanges, bindings, users ------------------------------------------------------------------------------------
+
+struct rows {
+    json_t *columns, *rows;
+};
+
+static void add_row(struct rows *t, json_t *object)
+{
+    json_array_append_new(t->rows, row_of(t->columns, object));
+    json_decref(object);
+}
+
+static void add_exchange(void *ctx, const struct broker_exchange *x)
+{
+    static const char *const types[] = {"direct", "fanout", "topic", "headers"};
+    add_row(ctx, json_pack("{s:o, s:s, s:b, s:b, s:b, s:o, s:s}", "name", json_span(x->name), "type", types[x->type], "durable", x->is_durable,
+                           "auto_delete", x->is_auto_delete, "internal", x->is_internal, "arguments", json_table(x->arguments), "policy", ""));
+}
+
+void verb_list_exchanges(struct ctl_request *r)
+{
+    struct broker_vhost *v = request_vhost(r);
+    struct rows t = {v ? request_columns(r, "name type", "name type durable auto_delete internal arguments policy") : NULL, NULL};
+    if (!t.columns) {
+        return;
+    }
+    t.rows = json_array();
+    broker_exchange_each(v, add_exchange, &t);
+    ctl_list(r, banner_for(r, "exchanges"), t.columns, t.rows);
+}
+
+static void add_binding(void *ctx, const struct broker_binding *b)
+{
+    add_row(ctx, json_pack("{s:o, s:s, s:o, s:s, s:o, s:o}", "source_name", json_span(b->source), "source_kind", "exchange", "destination_name",
+                           json_span(b->destination), "destination_kind", b->to_queue ? "queue" : "exchange", "routing_key", json_span(b->key),
+                           "arguments", json_table(b->arguments)));
+}
+
+void verb_list_bindings(struct ctl_request *r)
+{
+    static const char all[] = "source_name source_kind destination_name destination_kind routing_key arguments";
+    struct broker_vhost *v = request_vhost(r);
+    struct rows t = {v ? request_columns(r, all, all) : NULL, NULL};
+    if (!t.columns) {
+        return;
+    }
+    t.rows = json_array();
+    broker_binding_each(v, add_binding, &t);
+    ctl_list(r, banner_for(r, "bindings"), t.columns, t.rows);
+}
+
+static void add_user(void *ctx, struct span name, bool is_administrator)
+{
+    add_row(ctx, json_pack("{s:o, s:o}", "user", json_span(name), "tags", is_administrator ? json_pack("[s]", "administrator") : json_array()));
+}
+
+void verb_list_users(struct ctl_request *r)
+{
+    struct rows t = {json_pack("[s, s]", "user", "tags"), json_array()};
+    broker_user_each(r->ctl->broker, add_user, &t);
+    ctl_list(r, "Listing users ...", t.columns, t.rows);
+}
+
+static void add_vhost(void *ctx, struct broker_vhost *v, struct span name)
+{
+    (void)v;
+    add_row(ctx, json_pack("{s:o}", "name", json_span(name)));
+}
+
+void verb_list_vhosts(struct ctl_request *r)
+{
+    struct rows t = {request_columns(r, "name", "name"), NULL};
+    if (!t.columns) {
+        return;
+    }
+    t.rows = json_array();
+    broker_vhost_each(r->ctl->broker, add_vhost, &t);
+    ctl_list(r, "Listing vhosts ...", t.columns, t.rows);
+}
+
+static void add_permission(void *ctx, struct span user, const char *const patterns[3])
+{
+    add_row(ctx, json_pack("{s:o, s:s, s:s, s:s}", "user", json_span(user), "configure", patterns[0], "write", patterns[1], "read", patterns[2]));
+}
+
+void verb_list_permissions(struct ctl_request *r)
+{
+    struct broker_vhost *v = request_vhost(r);
+    if (!v) {
+        return;
+    }
+    struct rows t = {json_pack("[s, s, s, s]", "user", "configure", "write", "read"), json_array()};
+    broker_permission_each(v, add_permission, &t);
+    ctl_list(r, banner_for(r, "permissions"), t.columns, t.rows);
+}
+
+// ---- what every node knows a part of -------------------------------------------------------------------------------
+
+struct gather {
+    struct ctl_request *request;
+    json_t *columns;
+    json_t *rows;
+    const char *banner;
+    const char *verb;      // What the nodes are asked.
+    uint32_t waiting;
+    bool is_asking;
+};
+
+static void gather_done(struct gather *g)
+{
+    if (g->waiting > 0 || g->is_asking) {
+        return;
+    }
+    ctl_list(g->request, g->banner, g->columns, g->rows);
+    free(g);
+}
+
+static void on_gathered(void *ctx, json_t *answer)
+{
+    struct gather *g = ctx;
+    json_t *objects = json_object_get(json_object_get(answer, "object"), "items");
+    for (size_t i = 0; i < json_array_size(objects); i++) {
+        json_array_append_new(g->rows, row_of(g->columns, json_array_get(objects, i)));
+    }
+    json_decref(answer);
+    g->waiting--;
+    gather_done(g);
+}
+
+static void ask_node(void *ctx, const struct broker_node *n)
+{
+    struct gather *g = ctx;
+    struct ctl *c = g->request->ctl;
+    json_t *request = json_pack("{s:s, s:[], s:{s:s}}", "verb", g->verb, "args", "options", "vhost", request_option(g->request, "vhost", "/"));
+    g->waiting++;
+    if (n->node_id == c->config.node_id) {
+        ctl_run(c, request, on_gathered, g);
+        json_decref(request);
+    } else {
+        ctl_ask(c, n->node_id, request, NODE_TIMEOUT_MS, on_gathered, g);
+    }
+}
+
+static void gather(struct ctl_request *r, json_t *columns, const char *banner, const char *verb)
+{
+    struct gather *g = mem_zalloc(sizeof(*g));
+    *g = (struct gather){.request = r, .columns = columns, .rows = json_array(), .banner = banner, .verb = verb, .is_asking = true};
+    broker_node_each(r->ctl->broker, ask_node, g);
+    g->is_asking = false;
+    gather_done(g);
+}
+
+static const char connection_columns[] =
+    "pid name port host peer_port peer_host ssl state channels protocol auth_mechanism user vhost timeout frame_max channel_max client_properties "
+    "recv_oct recv_cnt send_oct send_cnt send_pend connected_at node";
+
+void verb_list_connections(struct ctl_request *r)
+{
+    json_t *columns = request_columns(r, "user peer_host peer_port state", connection_columns);
+    if (columns) {
+        gather(r, columns, "Listing connections ...", "local_connections");
+    }
+}
+
+// Each worker adds its own connections on its own thread, one after another.
+struct local_connections {
+    struct ctl_request *request;
+    json_t *items;
+    uint32_t worker;
+};
+
+static void local_connections_answer(void *arg)
+{
+    struct local_connections *l = arg;
+    ctl_object(l->request, json_pack("{s:o}", "items", l->items));
+    free(l);
+}
+
+static void local_connections_step(void *arg)
+{
+    struct local_connections *l = arg;
+    struct ctl *c = l->request->ctl;
+    struct amqp09_listener *listener = c->config.listener(c->config.ctx, l->worker);
+    if (listener) {
+        ctl_connections_json(listener, c->config.node_name, l->items);
+    }
+    l->worker++;
+    if (l->worker < c->config.workers) {
+        c->config.post(c->config.ctx, l->worker, local_connections_step, l);
+    } else {
+        c->config.post(c->config.ctx, 0, local_connections_answer, l);
+    }
+}
+
+void verb_local_connections(struct ctl_request *r)
+{
+    struct local_connections *l = mem_zalloc(sizeof(*l));
+    *l = (struct local_connections){.request = r, .items = json_array()};
+    local_connections_step(l);
+}
+
+void verb_list_consumers(struct ctl_request *r)
+{
+    static const char all[] = "queue_name channel_pid consumer_tag ack_required prefetch_count active arguments";
+    json_t *columns = request_columns(r, all, all);
+    if (columns) {
+        gather(r, columns, banner_for(r, "consumers"), "local_consumers");
+    }
+}
+
+// A node tells the consumers of the queues it leads.
+struct consumers {
+    struct ctl *ctl;
+    json_t *items;
+    struct span queue;
+};
+
+static void add_consumer(void *ctx, const struct queue_consumer_info *i)
+{
+    struct consumers *s = ctx;
+    json_array_append_new(s->items, json_pack("{s:o, s:o, s:o, s:b, s:I, s:b, s:{}}", "queue_name", json_span(s->queue), "channel_pid", json_span(i->channel),
+                                              "consumer_tag", json_span(i->tag), "ack_required", !i->is_no_ack, "prefetch_count",
+                                              (json_int_t)i->prefetch, "active", i->is_active, "arguments"));
+}
+
+static void add_queue_consumers(void *ctx, const struct broker_queue *q)
+{
+    struct consumers *s = ctx;
+    struct queue_info info;
+    struct consensus_status status;
+    if (queue_replica_info(s->ctl->queues, q->target.group, &info, &status) && status.role == ROLE_LEADER) {
+        s->queue = q->name;
+        queue_replica_consumers(s->ctl->queues, q->target.group, add_consumer, s);
+    }
+}
+
+void verb_local_consumers(struct ctl_request *r)
+{
+    struct broker_vhost *v = request_vhost(r);
+    if (v) {
+        struct consumers s = {.ctl = r->ctl, .items = json_array()};
+        broker_queue_each(v, add_queue_consumers, &s);
+        ctl_object(r, json_pack("{s:o}", "items", s.items));
+    }
+}
