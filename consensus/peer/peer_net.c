@@ -1,0 +1,874 @@
+// SPDX-License-Identifier: Apache-2.0
+// The net (peer_net.h): table of peers, port, timer, public calls. link.c has the connections, dial.c the dialling.
+//
+// One timer serves all deadlines; net_run does everything that is due (dials, beats, verdicts, timeouts) and sets it
+// again. Anything that must not happen inside net.send and net.flush (upcalls, dials) waits for net_run, which net_wake
+// brings about in the loop's next turn.
+//
+// Several workers: a net belongs to one loop, worker 0's. Other workers send by posting batches of encoded frames to it
+// over their rings and receive frames the same way; lanes of their own (decision 5: lane = shard mod lanes) would be
+// further nets with other lane numbers on the same handshake. With one worker everything is direct.
+#include "consensus/peer/peer_internal.h"
+#include "node/base/limits.h"
+#include "node/base/log.h"
+#include "node/base/mem.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+#include <netinet/tcp.h>
+
+static const char *const verdict_names[] = {"alive", "suspect", "dead"};
+
+static struct peer_net *net_of(struct net *n)
+{
+    return container_of(n, struct peer_net, net);
+}
+
+uint64_t net_now(const struct peer_net *n)
+{
+    return clock_mono_ns(n->clock);
+}
+
+// ---- peers -------------------------------------------------------------------------------------------------------
+
+struct peer *peer_find(struct peer_net *n, const char *name)
+{
+    list_each(item, &n->peers) {
+        struct peer *p = list_entry(item, struct peer, item);
+        if (strcmp(p->name, name) == 0) {
+            return p;
+        }
+    }
+    return NULL;
+}
+
+static bool address_is_good(const char *address)
+{
+    char host[PEER_ADDRESS_MAX + 1];
+    uint16_t port = 0;
+    return strlen(address) <= PEER_ADDRESS_MAX && address_split(address, host, sizeof(host), &port) && host[0] && port;
+}
+
+struct peer *peer_obtain(struct peer_net *n, const char *name, const char *address)
+{
+    struct peer *p = peer_find(n, name);
+    if (p) {
+        return p;
+    }
+    if (n->peers_len == PEER_NET_PEERS_MAX || !address_is_good(address)) {
+        return NULL;
+    }
+    p = mem_zalloc(sizeof(*p));
+    p->net = n;
+    snprintf(p->name, sizeof(p->name), "%s", name);
+    snprintf(p->address, sizeof(p->address), "%s", address);
+    liveness_init(&p->liveness);
+    for (int i = 0; i < LANE_COUNT; i++) {
+        p->lanes[i].peer = p;
+        p->lanes[i].id = (enum net_lane)i;
+        output_init(&p->lanes[i].output);
+        list_init(&p->lanes[i].dirty);
+    }
+    list_add_tail(&n->peers, &p->item);
+    n->peers_len++;
+    net_wake(n);
+    return p;
+}
+
+static void peer_free(struct peer *p)
+{
+    for (int i = 0; i < LANE_COUNT; i++) {
+        output_deinit(&p->lanes[i].output);
+    }
+    free(p);
+}
+
+// Takes it out of the tables; freed by net_run, when nobody up the stack can hold it.
+static void peer_drop(struct peer *p)
+{
+    struct peer_net *n = p->net;
+    p->is_removed = true;
+    dial_forget(p);
+    for (int i = 0; i < LANE_COUNT; i++) {
+        if (p->lanes[i].out) {
+            link_close(p->lanes[i].out);
+        }
+        if (p->lanes[i].in) {
+            link_close(p->lanes[i].in);
+        }
+    }
+    if (p->node_id) {
+        map_remove(&n->by_id, p->node_id);
+    }
+    list_remove(&p->item);
+    list_add_tail(&n->removed, &p->item);
+    n->peers_len--;
+}
+
+void net_changed(struct peer_net *n)
+{
+    n->is_changed = true;
+    net_wake(n);
+}
+
+void peer_set_id(struct peer *p, uint32_t node_id)
+{
+    struct peer_net *n = p->net;
+    if (node_id == 0 || node_id == p->node_id) {
+        return;
+    }
+    if (map_get(&n->by_id, node_id)) {
+        log_error("nodes %s and %s both claim node id %u", ((struct peer *)map_get(&n->by_id, node_id))->name, p->name,
+                  node_id);
+        return;
+    }
+    if (p->node_id) {
+        map_remove(&n->by_id, p->node_id);
+    }
+    p->node_id = node_id;
+    map_put(&n->by_id, node_id, p);
+    p->is_id_new = true;
+    net_wake(n);
+}
+
+// Tells the host what it missed while the peer had no id.
+static void peer_announce(struct peer *p)
+{
+    struct peer_net *n = p->net;
+    p->is_id_new = false;
+    for (int i = 0; i < LANE_COUNT && n->upcalls && !p->is_removed; i++) {
+        struct link *out = p->lanes[i].out;
+        if (out && out->state == LINK_OPEN) {
+            n->upcalls->reset(n->upcalls->ctx, p->node_id, (enum net_lane)i);
+        }
+    }
+    if (p->liveness.verdict == NODE_ALIVE && n->upcalls && !p->is_removed) {
+        n->upcalls->node_state(n->upcalls->ctx, p->node_id, NODE_ALIVE, p->liveness.incarnation);
+    }
+}
+
+// A fellow member's node id and store id bind from now on.
+void peer_learn(struct peer *p)
+{
+    const struct peer_hello *self = &p->net->self;
+    if (!p->is_greeted || p->hello.is_blank || self->is_blank ||
+        memcmp(p->hello.cluster_id, self->cluster_id, CLUSTER_ID_BYTES) != 0) {
+        return;
+    }
+    if (!p->has_store_id) {
+        memcpy(p->store_id, p->hello.store_id, STORE_ID_BYTES);
+        p->has_store_id = true;
+    }
+    if (memcmp(p->store_id, p->hello.store_id, STORE_ID_BYTES) == 0) {
+        peer_set_id(p, p->hello.node_id);
+    }
+}
+
+void peer_verdicts(struct peer *p, const struct liveness_out *out)
+{
+    struct peer_net *n = p->net;
+    for (int i = 0; i < out->changes_len && !p->is_removed; i++) {
+        enum node_verdict v = out->changes[i].verdict;
+        uint64_t incarnation = out->changes[i].incarnation;
+        log_notice("node %s is %s (incarnation %llu)", p->name, verdict_names[v], (unsigned long long)incarnation);
+        net_changed(n);
+        if (p->node_id && !p->is_id_new && n->upcalls) {
+            n->upcalls->node_state(n->upcalls->ctx, p->node_id, v, incarnation);
+        }
+    }
+}
+
+void peer_hello_store(struct peer *p, const struct peer_hello *h)
+{
+    // A member does not become blank again under one store id; such a hello was merely on its way for longer.
+    if (p->is_greeted && h->is_blank && !p->hello.is_blank &&
+        memcmp(h->store_id, p->hello.store_id, STORE_ID_BYTES) == 0) {
+        return;
+    }
+    bool is_changed = !p->is_greeted || p->hello.is_blank != h->is_blank || p->hello.list_hash != h->list_hash ||
+                      p->hello.incarnation != h->incarnation || p->hello.node_id != h->node_id ||
+                      p->hello.feature_level != h->feature_level;
+    p->hello = *h;
+    p->is_greeted = true;
+    if (is_changed) {
+        net_changed(p->net);
+    }
+}
+
+enum peer_refusal peer_greet(struct peer *p, const struct peer_hello *hello, char *text)
+{
+    struct peer_hello h = *hello;  // Upcalls may free the link it lies in.
+    if (p->has_store_id && memcmp(p->store_id, h.store_id, STORE_ID_BYTES) != 0) {
+        snprintf(text, PEER_TEXT_MAX + 1,
+                 "%.255s is known under another store id: its data directory was replaced or copied from elsewhere. "
+                 "To take it in as a new node: 'warrenctl forget_cluster_node %.255s' on a member, "
+                 "then 'warrenctl join_cluster' on it",
+                 h.name, h.name);
+        return REFUSED_IDENTITY;
+    }
+    struct liveness_out out;
+    switch (liveness_hello(&p->liveness, net_now(p->net), h.incarnation, h.store_id, &out)) {
+    case RC_OK:
+        break;
+    case RC_STALE:
+        snprintf(text, PEER_TEXT_MAX + 1,
+                 "%s greets with incarnation %llu, but %llu was seen before: an old copy of its data directory?", h.name,
+                 (unsigned long long)h.incarnation, (unsigned long long)p->liveness.incarnation);
+        return REFUSED_STALE;
+    default:
+        snprintf(text, PEER_TEXT_MAX + 1, "another process is alive as %s with the same identity", h.name);
+        return REFUSED_IN_USE;
+    }
+    if (out.changes_len > 0) {
+        // Its former process is gone, and what is left of its links with it.
+        for (int i = 0; i < LANE_COUNT; i++) {
+            struct link *old[2] = {p->lanes[i].out, p->lanes[i].in};
+            for (int k = 0; k < 2; k++) {
+                if (old[k] && old[k]->state == LINK_OPEN && old[k]->incarnation != h.incarnation) {
+                    link_lost(old[k]);
+                }
+            }
+        }
+    }
+    peer_verdicts(p, &out);
+    if (!p->is_removed) {
+        peer_hello_store(p, &h);
+        peer_learn(p);
+    }
+    return REFUSED_NONE;
+}
+
+void peer_refused(struct peer *p, enum peer_refusal why, const char *text, bool is_by_peer)
+{
+    if (p->refusal == why && strcmp(p->refusal_text, text) == 0) {
+        return;
+    }
+    p->refusal = why;
+    snprintf(p->refusal_text, sizeof(p->refusal_text), "%s", text);
+    if (is_by_peer) {
+        log_error("node %s refuses this node: %s", p->name, text);
+    } else {
+        log_error("refused node %s: %s", p->name, text);
+    }
+    net_changed(p->net);
+}
+
+void peer_beat_send(struct peer *p)
+{
+    struct peer_net *n = p->net;
+    struct lane *l = &p->lanes[LANE_CONTROL];
+    p->beat_at = net_now(n) + LIVENESS_BEAT_NS;
+    if (!l->out || l->out->state != LINK_OPEN || output_bytes(&l->output) > PEER_BEAT_OUTPUT_MAX) {
+        return;
+    }
+    struct peer_beat b = {.incarnation = n->self.incarnation, .echo = p->liveness.beat_heard};
+    if (n->hooks.beat_fill) {
+        n->hooks.beat_fill(n->hooks.ctx, &b);
+    }
+    b.number = liveness_next_beat(&p->liveness);
+    struct buf envelope;
+    buf_init(&envelope);
+    peer_beat_encode(&envelope, &b);
+    output_frame(&l->output, FRAME_BEAT, buf_span(&envelope), NULL, 0, false);
+    buf_deinit(&envelope);
+    lane_flush(l);
+}
+
+// ---- sending -----------------------------------------------------------------------------------------------------
+
+static struct lane *lane_open(struct peer_net *n, uint32_t node, enum net_lane lane)
+{
+    struct peer *p = map_get(&n->by_id, node);
+    if (!p) {
+        return NULL;
+    }
+    struct lane *l = &p->lanes[lane];
+    return l->out && l->out->state == LINK_OPEN ? l : NULL;
+}
+
+static enum rc lane_send(struct lane *l, enum frame_type type, struct span envelope, const struct iovec *raw,
+                         int raw_count, bool raw_crc)
+{
+    size_t size = FRAME_HEADER_BYTES + envelope.len + (raw_crc ? 4 : 0);
+    for (int i = 0; i < raw_count; i++) {
+        size += raw[i].iov_len;
+    }
+    if (output_bytes(&l->output) + size > LIMIT_LANE_OUTPUT_BYTES) {
+        l->wants_room = true;
+        return RC_FULL;
+    }
+    output_frame(&l->output, type, envelope, raw, raw_count, raw_crc);
+    if (list_is_empty(&l->dirty)) {
+        list_add_tail(&l->peer->net->dirty, &l->dirty);
+    }
+    return RC_OK;
+}
+
+static enum rc net_send(struct net *net, uint32_t node, enum net_lane lane, enum frame_type type, struct span envelope,
+                        const struct iovec *raw, int raw_count, bool raw_crc)
+{
+    struct lane *l = lane_open(net_of(net), node, lane);
+    return l ? lane_send(l, type, envelope, raw, raw_count, raw_crc) : RC_NOT_CONNECTED;
+}
+
+static bool lane_has_room(const struct lane *l)
+{
+    return output_bytes(&l->output) <= LIMIT_LANE_OUTPUT_BYTES / 2;
+}
+
+void lane_flush(struct lane *l)
+{
+    struct link *k = l->out;
+    assert(k != NULL);
+    assert(k->state == LINK_OPEN);
+    list_remove(&l->dirty);
+    uint64_t before = l->output.taken;
+    enum rc rc = output_flush(&l->output, &k->transport);
+    l->peer->net->metrics.bytes_out += l->output.taken - before;
+    if (rc == RC_NOT_CONNECTED) {
+        link_lost(k);
+        return;
+    }
+    link_poll(k);
+    if (l->wants_room && lane_has_room(l)) {
+        net_wake(l->peer->net);
+    }
+}
+
+static void net_flush(struct net *net)
+{
+    struct peer_net *n = net_of(net);
+    while (!list_is_empty(&n->dirty)) {
+        lane_flush(list_entry(n->dirty.next, struct lane, dirty));
+    }
+}
+
+static size_t net_queued(struct net *net, uint32_t node, enum net_lane lane)
+{
+    struct lane *l = lane_open(net_of(net), node, lane);
+    return l ? output_bytes(&l->output) : 0;
+}
+
+static bool net_is_connected(struct net *net, uint32_t node, enum net_lane lane)
+{
+    return lane_open(net_of(net), node, lane) != NULL;
+}
+
+enum rc peer_net_send_named(struct peer_net *n, const char *name, enum frame_type type, struct span envelope)
+{
+    struct peer *p = peer_find(n, name);
+    struct lane *l = p ? &p->lanes[LANE_CONTROL] : NULL;
+    if (!l || !l->out || l->out->state != LINK_OPEN) {
+        return RC_NOT_CONNECTED;
+    }
+    TRY(lane_send(l, type, envelope, NULL, 0, false));
+    lane_flush(l);
+    return RC_OK;
+}
+
+// ---- what is due -------------------------------------------------------------------------------------------------
+
+static void due(uint64_t *next, uint64_t at)
+{
+    *next = at < *next ? at : *next;
+}
+
+static void run_lane(struct lane *l, uint64_t now, uint64_t *next)
+{
+    struct peer *p = l->peer;
+    struct peer_net *n = p->net;
+    struct link *control = p->lanes[LANE_CONTROL].out;
+    // The control lane goes first: a node that is away costs one dial per round, not four.
+    bool may_dial = l->id == LANE_CONTROL || (control && control->state == LINK_OPEN);
+    if (!l->out) {
+        if (may_dial && l->retry_at <= now) {
+            lane_dial(l);
+        }
+        if (!l->out && may_dial && !p->is_removed) {
+            due(next, l->retry_at);
+        }
+        return;
+    }
+    if (l->out->state != LINK_OPEN) {
+        return;
+    }
+    if (l->wants_room && lane_has_room(l)) {
+        l->wants_room = false;
+        if (p->node_id && n->upcalls) {
+            n->upcalls->writable(n->upcalls->ctx, p->node_id, l->id);
+        }
+    }
+    if (!l->out || l->out->state != LINK_OPEN) {
+        return;
+    }
+    if (output_bytes(&l->output) == 0 || l->output.taken != l->progress_taken) {
+        l->progress_at = now;
+        l->progress_taken = l->output.taken;
+    } else if (now - l->progress_at >= LINK_STALL_NS) {
+        log_warning("node %s takes nothing on lane %d for 2 s; the lane is reopened", p->name, (int)l->id);
+        n->metrics.stalls++;
+        link_lost(l->out);
+        due(next, now);
+    }
+}
+
+static void run_peer(struct peer *p, uint64_t now, uint64_t *next)
+{
+    struct liveness_out out;
+    liveness_tick(&p->liveness, now, &out);
+    peer_verdicts(p, &out);
+    if (!p->is_removed && p->node_id == 0) {
+        peer_learn(p);  // We may have become a member only now.
+    }
+    if (!p->is_removed && p->is_id_new) {
+        peer_announce(p);
+    }
+    for (int i = 0; i < LANE_COUNT && !p->is_removed; i++) {
+        run_lane(&p->lanes[i], now, next);
+    }
+    if (p->is_removed) {
+        return;
+    }
+    struct link *control = p->lanes[LANE_CONTROL].out;
+    if (control && control->state == LINK_OPEN) {
+        if (p->beat_at <= now) {
+            peer_beat_send(p);
+            for (int i = 0; i < LANE_COUNT; i++) {
+                if (p->lanes[i].in) {
+                    link_shrink(p->lanes[i].in, now);
+                }
+            }
+        }
+        due(next, p->beat_at);
+    }
+    due(next, liveness_deadline(&p->liveness));
+}
+
+// Links that took too long to connect or to prove themselves.
+static void run_deadlines(struct peer_net *n, uint64_t now, uint64_t *next)
+{
+    for (struct list *item = n->dialling.next; item != &n->dialling;) {
+        struct link *l = list_entry(item, struct link, item);
+        item = item->next;
+        if (l->deadline > now) {
+            due(next, l->deadline);
+            continue;
+        }
+        if (l->state == LINK_CONNECTING) {
+            lane_dial_failed(&l->peer->lanes[l->lane], false);  // Timed out is not refused: no verdict, no upcall.
+        } else {
+            link_lost(l);
+        }
+        due(next, now);
+    }
+    list_each(item, &n->greetings) {
+        struct link *l = list_entry(item, struct link, item);
+        if (l->deadline > now) {
+            due(next, l->deadline);
+            break;  // Oldest first.
+        }
+        link_lost(l);
+    }
+}
+
+static void listener_watch(struct peer_net *n);
+
+void net_run(struct peer_net *n)
+{
+    if (n->is_closing || n->is_running) {
+        return;
+    }
+    uint64_t now = net_now(n);
+    if (now < n->next_at) {
+        return;
+    }
+    n->is_running = true;
+    n->next_at = UINT64_MAX;
+    uint64_t next = UINT64_MAX;
+    run_deadlines(n, now, &next);
+    // Upcalls may add and remove peers: added ones come at the end, removed ones stay readable until below.
+    for (struct list *item = n->peers.next, *after; item != &n->peers; item = after) {
+        struct peer *p = list_entry(item, struct peer, item);
+        run_peer(p, now, &next);
+        after = p->is_removed ? n->peers.next : p->item.next;
+        if (n->is_closing) {
+            break;
+        }
+    }
+    if (n->is_changed && !n->is_closing) {
+        n->is_changed = false;
+        if (n->hooks.changed) {
+            n->hooks.changed(n->hooks.ctx);
+        }
+    }
+    while (!list_is_empty(&n->removed)) {
+        peer_free(list_entry(list_pop(&n->removed), struct peer, item));
+    }
+    n->is_running = false;
+    if (n->is_closing) {
+        return;
+    }
+    if (n->is_listener_paused) {
+        listener_watch(n);
+        due(&next, now + LIVENESS_BEAT_NS);
+    }
+    due(&next, n->next_at);  // net_wake was called on the way.
+    n->next_at = next;
+    if (next == UINT64_MAX) {
+        uv_timer_stop(&n->timer);
+        return;
+    }
+    uint64_t delay_ms = next > now ? (next - now + 999999) / 1000000 : 0;
+    uv_update_time(n->loop);
+    int rc = uv_timer_start(&n->timer, n->timer.timer_cb, delay_ms, 0);
+    assert(rc == 0);
+}
+
+static void on_timer(uv_timer_t *timer)
+{
+    struct peer_net *n = container_of(timer, struct peer_net, timer);
+    net_run(n);
+    if (n->next_at > net_now(n) && n->next_at != UINT64_MAX && !uv_is_active((uv_handle_t *)timer) && !n->is_closing) {
+        // Fired a little early by the loop's coarser clock.
+        int rc = uv_timer_start(timer, on_timer, 1, 0);
+        assert(rc == 0);
+    }
+}
+
+void net_wake(struct peer_net *n)
+{
+    n->next_at = 0;
+    if (!n->is_closing && !n->is_running) {
+        int rc = uv_timer_start(&n->timer, on_timer, 0, 0);
+        assert(rc == 0);
+    }
+}
+
+// ---- port --------------------------------------------------------------------------------------------------------
+
+static void accept_one(struct peer_net *n, int fd)
+{
+    int one = 1;
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));  // Only sharpens timing.
+    if (n->greetings_len >= LINK_GREETINGS_MAX) {
+        link_lost(list_entry(n->greetings.next, struct link, item));
+    }
+    struct link *l = link_create(n, fd, false);
+    l->begun_at = net_now(n);
+    l->deadline = l->begun_at + LINK_GREETING_NS;
+    list_add_tail(&n->greetings, &l->item);
+    n->greetings_len++;
+    link_begin(l, UV_READABLE);
+    if (n->next_at > l->deadline) {
+        net_wake(n);
+    }
+}
+
+static void on_listener(uv_poll_t *handle, int status, int events)
+{
+    struct peer_net *n = container_of(handle, struct peer_net, listener);
+    (void)status;
+    (void)events;
+    for (int i = 0; i < LINK_ACCEPTS_PER_TURN; i++) {
+        int fd = accept4(n->listener_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+        if (fd >= 0) {
+            accept_one(n, fd);
+            continue;
+        }
+        if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
+            // Polling would spin: the connection stays in the backlog. Try again with the next beat.
+            log_error("cluster port: cannot accept a connection: %s", strerror(errno));
+            uv_poll_stop(&n->listener);
+            n->is_listener_paused = true;
+            net_wake(n);
+        }
+        break;
+    }
+    net_run(n);
+}
+
+static void listener_watch(struct peer_net *n)
+{
+    n->is_listener_paused = false;
+    int rc = uv_poll_start(&n->listener, UV_READABLE, on_listener);
+    assert(rc == 0);
+}
+
+// At start-up, so a lookup may block.
+static enum rc listener_open(struct peer_net *n, const char *address)
+{
+    char host[PEER_ADDRESS_MAX + 1];
+    uint16_t port = 0;
+    if (!address_split(address, host, sizeof(host), &port)) {
+        return RC_INVALID;
+    }
+    char service[8];
+    snprintf(service, sizeof(service), "%u", port);
+    struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE};
+    uv_getaddrinfo_t request;
+    if (uv_getaddrinfo(n->loop, &request, NULL, host[0] ? host : NULL, service, &hints) != 0) {
+        return RC_INVALID;
+    }
+    enum rc rc = RC_SYSTEM;
+    for (struct addrinfo *a = request.addrinfo; a && n->listener_fd < 0; a = a->ai_next) {
+        int one = 1;
+        int fd = socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        if (fd < 0) {
+            continue;
+        }
+        (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));  // A restart need not wait.
+        if (bind(fd, a->ai_addr, a->ai_addrlen) == 0 && listen(fd, 511) == 0) {
+            n->listener_fd = fd;
+        } else {
+            rc = errno == EADDRINUSE ? RC_BUSY : RC_SYSTEM;
+            close(fd);
+        }
+    }
+    uv_freeaddrinfo(request.addrinfo);
+    if (n->listener_fd < 0) {
+        return rc;
+    }
+    struct sockaddr_in6 at;
+    socklen_t len = sizeof(at);
+    if (getsockname(n->listener_fd, (struct sockaddr *)&at, &len) != 0) {
+        return RC_SYSTEM;
+    }
+    n->port = ntohs(at.sin6_port);  // The port lies at the same place for both families.
+    return RC_OK;
+}
+
+// ---- life --------------------------------------------------------------------------------------------------------
+
+enum rc peer_net_create(const struct peer_net_config *c, struct peer_net **out)
+{
+    assert(c->secret.len > 0);
+    assert(c->self.name[0] != 0);
+    assert(c->self.incarnation > 0);
+    struct peer_net *n = mem_zalloc(sizeof(*n));
+    n->net = (struct net){.send = net_send, .flush = net_flush, .queued = net_queued, .is_connected = net_is_connected};
+    n->loop = c->loop;
+    n->clock = c->clock;
+    n->random = c->random;
+    n->self = c->self;
+    n->upcalls = c->upcalls;
+    n->hooks = c->hooks;
+    n->listener_fd = -1;
+    list_init(&n->peers);
+    list_init(&n->removed);
+    list_init(&n->greetings);
+    list_init(&n->dialling);
+    list_init(&n->dirty);
+    map_init_u64(&n->by_id);
+    buf_init(&n->secret);
+    enum rc rc = listener_open(n, c->listen);
+    if (rc == RC_OK && uv_poll_init(n->loop, &n->listener, n->listener_fd) != 0) {
+        close(n->listener_fd);
+        rc = RC_SYSTEM;
+    }
+    if (rc != RC_OK) {
+        map_deinit(&n->by_id);
+        free(n);
+        return rc;
+    }
+    buf_span_bytes(&n->secret, c->secret);
+    n->handles = 2;
+    uv_timer_init(n->loop, &n->timer);
+    n->timer.timer_cb = on_timer;
+    listener_watch(n);
+    net_wake(n);
+    *out = n;
+    return RC_OK;
+}
+
+void net_handle_closed(struct peer_net *n)
+{
+    assert(n->handles > 0);
+    if (--n->handles > 0 || !n->is_closing) {
+        return;
+    }
+    while (!list_is_empty(&n->removed)) {
+        peer_free(list_entry(list_pop(&n->removed), struct peer, item));
+    }
+    void (*closed)(void *ctx) = n->closed;
+    void *ctx = n->closed_ctx;
+    map_deinit(&n->by_id);
+    buf_deinit(&n->secret);
+    free(n);
+    if (closed) {
+        closed(ctx);
+    }
+}
+
+static void on_listener_closed(uv_handle_t *handle)
+{
+    net_handle_closed(container_of((uv_poll_t *)handle, struct peer_net, listener));
+}
+
+static void on_timer_closed(uv_handle_t *handle)
+{
+    net_handle_closed(container_of((uv_timer_t *)handle, struct peer_net, timer));
+}
+
+void peer_net_close(struct peer_net *n, void (*done)(void *ctx), void *ctx)
+{
+    assert(!n->is_closing);
+    n->is_closing = true;
+    n->closed = done;
+    n->closed_ctx = ctx;
+    n->upcalls = NULL;
+    n->hooks = (struct peer_net_hooks){.ctx = NULL};
+    while (!list_is_empty(&n->greetings)) {
+        link_close(list_entry(n->greetings.next, struct link, item));
+    }
+    while (!list_is_empty(&n->peers)) {
+        peer_drop(list_entry(n->peers.next, struct peer, item));
+    }
+    uv_close((uv_handle_t *)&n->listener, on_listener_closed);
+    close(n->listener_fd);
+    uv_close((uv_handle_t *)&n->timer, on_timer_closed);
+}
+
+void peer_net_set_upcalls(struct peer_net *n, const struct net_upcalls *upcalls)
+{
+    n->upcalls = upcalls;
+}
+
+struct net *peer_net_net(struct peer_net *n)
+{
+    return &n->net;
+}
+
+uint16_t peer_net_port(const struct peer_net *n)
+{
+    return n->port;
+}
+
+enum rc peer_net_add(struct peer_net *n, const char *name, const char *address, uint32_t node_id,
+                     const uint8_t *store_id)
+{
+    struct peer *p = peer_find(n, name);
+    if ((!p && !address) || (address && !address_is_good(address)) || strlen(name) > PEER_NAME_MAX || !name[0] ||
+        strcmp(name, n->self.name) == 0) {
+        return RC_INVALID;
+    }
+    struct peer *other = node_id ? map_get(&n->by_id, node_id) : NULL;
+    if (other && other != p) {
+        return RC_CONFLICT;
+    }
+    if (!p) {
+        p = peer_obtain(n, name, address);
+        if (!p) {
+            return RC_FULL;
+        }
+    } else if (address && strcmp(address, p->address) != 0) {
+        snprintf(p->address, sizeof(p->address), "%s", address);
+        dial_forget(p);
+        for (int i = 0; i < LANE_COUNT; i++) {
+            p->lanes[i].retry_at = 0;
+        }
+    }
+    if (store_id) {
+        memcpy(p->store_id, store_id, STORE_ID_BYTES);
+        p->has_store_id = true;
+    }
+    peer_set_id(p, node_id);
+    net_wake(n);
+    return RC_OK;
+}
+
+void peer_net_remove(struct peer_net *n, const char *name)
+{
+    struct peer *p = peer_find(n, name);
+    if (p) {
+        peer_drop(p);
+        net_changed(n);
+    }
+}
+
+void peer_net_set_self(struct peer_net *n, const struct peer_hello *self)
+{
+    assert(strcmp(self->name, n->self.name) == 0);
+    assert(self->incarnation == n->self.incarnation);
+    n->self = *self;
+    struct peer_hello h = *self;
+    memset(h.nonce, 0, sizeof(h.nonce));
+    list_each(item, &n->peers) {
+        struct peer *p = list_entry(item, struct peer, item);
+        for (int i = 0; i < LANE_COUNT; i++) {
+            struct lane *l = &p->lanes[i];
+            if (!l->out || l->out->state != LINK_OPEN) {
+                continue;
+            }
+            h.lane = (uint32_t)i;
+            struct buf envelope;
+            buf_init(&envelope);
+            peer_hello_encode(&envelope, &h, false);
+            output_frame(&l->output, FRAME_HELLO, buf_span(&envelope), NULL, 0, false);
+            buf_deinit(&envelope);
+            lane_flush(l);
+        }
+    }
+    net_changed(n);
+}
+
+// ---- looking -----------------------------------------------------------------------------------------------------
+
+void peer_net_each(struct peer_net *n, void (*each)(void *ctx, const struct peer_info *p), void *ctx)
+{
+    list_each(item, &n->peers) {
+        struct peer *p = list_entry(item, struct peer, item);
+        struct peer_info info = {
+            .name = p->name,
+            .address = p->address,
+            .node_id = p->node_id,
+            .verdict = p->liveness.verdict,
+            .hello = p->is_greeted ? &p->hello : NULL,
+            .refusal = p->refusal != REFUSED_NONE ? p->refusal_text : NULL,
+            .beat = p->beat,
+            .heard_ns = p->liveness.heard_at,
+        };
+        each(ctx, &info);
+    }
+}
+
+void peer_net_form(struct peer_net *n, const char *const *names, uint32_t names_len, struct formation_decision *out)
+{
+    assert(names_len <= FORMATION_PEERS_MAX);
+    struct formation_peer peers[FORMATION_PEERS_MAX];
+    for (uint32_t i = 0; i < names_len; i++) {
+        struct peer *p = peer_find(n, names[i]);
+        peers[i] = (struct formation_peer){.name = p ? p->name : names[i]};
+        if (!p) {
+            continue;
+        }
+        peers[i].is_reachable = p->liveness.verdict == NODE_ALIVE;
+        peers[i].is_known = p->is_greeted;
+        peers[i].is_blank = p->hello.is_blank;
+        peers[i].list_hash = p->hello.list_hash;
+        memcpy(peers[i].cluster_id, p->hello.cluster_id, CLUSTER_ID_BYTES);
+        peers[i].refusal = p->refusal != REFUSED_NONE ? p->refusal_text : NULL;
+    }
+    struct formation_self self = {
+        .name = n->self.name,
+        .is_blank = n->self.is_blank,
+        .list_hash = n->self.list_hash,
+    };
+    formation_decide(&self, peers, names_len, out);
+}
+
+void peer_net_metrics(const struct peer_net *n, struct peer_net_metrics *out)
+{
+    *out = n->metrics;
+    out->links_greeting = n->greetings_len;
+    list_each(item, &n->peers) {
+        const struct peer *p = list_entry(item, struct peer, item);
+        for (int i = 0; i < LANE_COUNT; i++) {
+            const struct lane *l = &p->lanes[i];
+            out->buffer_bytes += output_bytes(&l->output) + (l->in ? l->in->in_cap : 0) + (l->out ? l->out->in_cap : 0);
+        }
+    }
+    list_each(item, &n->greetings) {
+        out->buffer_bytes += list_entry(item, struct link, item)->in_cap;
+    }
+}
