@@ -248,6 +248,8 @@ struct consensus_ops {
     // Follower: a snapshot from the leader is being received: no candidacy, no new entries until it is installed or given up.
     void (*snapshot_started)(struct replica *r, uint64_t now_ns);
     // A new local snapshot: the log before it may go. / A snapshot from the leader replaced everything.
+    // Never for a log that holds the entry (term_at(index) == term): behind it may be entries this replica acknowledged.
+    // Such a snapshot is not taken; once durable >= index it is answered as installed.
     void (*snapshot_taken)(struct replica *r, uint64_t index, uint64_t term);
     void (*snapshot_installed)(struct replica *r, uint64_t index, uint64_t term, const struct config *c, uint64_t now_ns,
                                struct consensus_out *out);

@@ -19,12 +19,9 @@ bool raft_leader_is_live(const struct replica *r)
     if (r->leader == 0 || r->is_suspected) {
         return false;
     }
+    // One that our configuration does not name is about to hand over (or we are behind): nobody would tell us of its death.
     int at = raft_member_at(r, r->leader);
-    if (at < 0) {
-        // Removed by an entry that is committed: it will stop leading. Else our configuration may only be behind.
-        return r->config->index == 0 || r->config->index > r->commit;
-    }
-    return raft_node_is_alive(r, (uint32_t)at);
+    return at >= 0 && raft_node_is_alive(r, (uint32_t)at);
 }
 
 bool raft_quorum_is_alive(const struct replica *r)
@@ -40,10 +37,24 @@ bool raft_quorum_is_alive(const struct replica *r)
     return alive > voters / 2;
 }
 
+static bool is_voter_in(const struct config *c, uint64_t replica_id)
+{
+    const struct member *m = config_find(c, replica_id);
+    return m != NULL && m->is_voter;
+}
+
+// One that an uncommitted entry removes or demotes still has to: it may be the only one with the newest log (Ongaro's
+// thesis §4.2.2). Its own vote does not count then.
 bool raft_may_campaign(const struct replica *r)
 {
-    const struct member *self = config_find(r->config, r->id);
-    return self != NULL && self->is_voter && !r->is_amnesiac && !r->is_installing && raft_quorum_is_alive(r);
+    bool is_voter = is_voter_in(r->config, r->id) || (r->config_before != NULL && is_voter_in(r->config_before, r->id));
+    return is_voter && !r->is_amnesiac && !r->is_installing && raft_quorum_is_alive(r);
+}
+
+static void grant_self(struct replica *r)
+{
+    int at = raft_member_at(r, r->id);
+    r->granted_mask |= (uint16_t)(at < 0 ? 0 : 1u << at);
 }
 
 // Voters before us that could campaign too: alive, and not the leader that was just given up.
@@ -86,6 +97,7 @@ void raft_become_follower(struct replica *r, uint64_t term, uint64_t leader, str
         out->reads_failed = r->lead->reads_count > 0;
         raft_lead_free(r);
         r->deadline = RAFT_NEVER;
+        r->matched = r->commit;
     }
     if (term > r->hard.term) {
         // One record: a new term always begins without a vote (P3).
@@ -145,6 +157,14 @@ static bool has_majority(const struct replica *r)
     return granted > config_voters(r->config) / 2;
 }
 
+void raft_own_vote(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    if (r->role == ROLE_CANDIDATE && r->persisted.term == r->hard.term && r->persisted.vote == r->id) {
+        grant_self(r);
+        raft_check_votes(r, now_ns, out);
+    }
+}
+
 void raft_check_votes(struct replica *r, uint64_t now_ns, struct consensus_out *out)
 {
     if (r->role == ROLE_PRE_CANDIDATE && has_majority(r)) {
@@ -166,7 +186,8 @@ void raft_campaign(struct replica *r, bool is_transfer, uint64_t now_ns, struct 
         return;
     }
     r->role = ROLE_PRE_CANDIDATE;
-    r->granted_mask = (uint16_t)(1u << raft_member_at(r, r->id));
+    r->granted_mask = 0;
+    grant_self(r);
     ask_voters(r, MSG_PREVOTE, false, out);
     raft_arm_retry(r, now_ns);
     if (r->campaigns == 0) {

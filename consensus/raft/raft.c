@@ -229,10 +229,7 @@ static void raft_hard_state_durable(struct replica *r, struct hard_state hs, uin
     if (is_newer) {
         r->persisted = hs;
     }
-    if (r->role == ROLE_CANDIDATE && r->persisted.term == r->hard.term && r->persisted.vote == r->id) {
-        r->granted_mask |= (uint16_t)(1u << raft_member_at(r, r->id));
-        raft_check_votes(r, now_ns, out);
-    }
+    raft_own_vote(r, now_ns, out);
     raft_end(r, &was, now_ns, out);
 }
 
@@ -345,6 +342,7 @@ static void raft_snapshot_installed(struct replica *r, uint64_t index, uint64_t 
     struct step_start was = raft_begin(r, out);
     assert(r->role != ROLE_LEADER);
     assert(index >= r->commit);
+    assert(raft_term_at(r, index) != term);  // Else acknowledged entries behind it would be lost.
     raft_log_reset(r, index, term);
     r->commit = r->applied = r->matched = index;
     raft_config_set(r, c);

@@ -167,6 +167,7 @@ void raft_prevote(struct replica *r, const struct consensus_msg *m, struct conse
 void raft_prevote_reply(struct replica *r, const struct consensus_msg *m, uint64_t now_ns, struct consensus_out *out);
 void raft_vote(struct replica *r, const struct consensus_msg *m, uint64_t now_ns, struct consensus_out *out);
 void raft_vote_reply(struct replica *r, const struct consensus_msg *m, uint64_t now_ns, struct consensus_out *out);
+void raft_own_vote(struct replica *r, uint64_t now_ns, struct consensus_out *out);  // Counts it once it is durable.
 void raft_check_votes(struct replica *r, uint64_t now_ns, struct consensus_out *out);
 void raft_election_timeout(struct replica *r, uint64_t now_ns, struct consensus_out *out);
 void raft_election_alive(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns);
