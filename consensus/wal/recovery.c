@@ -346,7 +346,7 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
         w->prev_last = last->header.prev_last;
     } else if (last != NULL) {
         w->prev_seq = last->seq;
-        w->prev_last = from > 0 ? r->batches[from - 1].head.batch : r->batch_seen;
+        w->prev_last = from > 0 && from <= r->batches_count ? r->batches[from - 1].head.batch : r->batch_seen;
     }
     w->batch_synced = max_u64(r->proof, w->prev_last);
     r->batch_seen = max_u64(r->batch_seen, w->batch_synced);
