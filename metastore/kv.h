@@ -90,11 +90,14 @@ static inline void kv_close(struct kv *kv)
 
 struct kv *kv_mem_create(void);
 
-// The published generation below `dir` (absolute; made if absent). A blank directory gives an empty store, published.
-// RC_CORRUPT: there was one, but it cannot be opened. RC_IO, RC_NO_SPACE, RC_BUSY.
+// The published generation below `dir` (absolute; made if absent). RC_NO_FILE: none was ever published (or its name was lost).
+// RC_CORRUPT: there was one, but it cannot be opened. RC_IO, RC_NO_SPACE.
 MUST_USE enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out);
-// A new empty generation beside the published one, not published yet. Older leavings are removed.
+// A new empty generation beside the published one, not published yet. kv_publish removes the others' files (also while they
+// are open: their readers go on).
 MUST_USE enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv **out);
+// No generation is the published one any more; durable. For a node that begins a new life.
+MUST_USE enum rc kv_lmdb_forget(const char *dir);
 // Runs fn(ctx), answering RC_CORRUPT if it dies of a damaged LMDB file (bad page references fault, checks in the library
 // abort). For start-up only: single thread, and the store must not be used afterwards but to be closed.
 MUST_USE enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx);

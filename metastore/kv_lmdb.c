@@ -279,6 +279,16 @@ static enum rc current_write(const char *dir, uint64_t generation)
     return dir_sync(dir);
 }
 
+enum rc kv_lmdb_forget(const char *dir)
+{
+    char path[PATH_MAX];
+    path_of(path, dir, "CURRENT", 0);
+    if (unlink(path) != 0 && errno != ENOENT) {
+        return rc_of_errno("remove CURRENT");
+    }
+    return dir_sync(dir);
+}
+
 // Calls each generation's number; returns the highest. Foreign entries are none of our business.
 static uint64_t generations_each(const char *dir, void (*each)(const char *dir, uint64_t generation, uint64_t keep), uint64_t keep)
 {
@@ -405,20 +415,7 @@ enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out)
 {
     TRY(dir_make(dir));
     uint64_t generation;
-    enum rc rc = current_read(dir, &generation);
-    if (rc == RC_NO_FILE) {
-        if (generations_each(dir, NULL, 0) > 0) {
-            // Generations without CURRENT: lost, or a first start that did not get that far. Not to be taken for blank.
-            return RC_CORRUPT;
-        }
-        TRY(kv_lmdb_create(dir, map_bytes, out));
-        rc = kv_publish(*out);
-        if (rc != RC_OK) {
-            kv_close(*out);
-        }
-        return rc;
-    }
-    TRY(rc);
+    TRY(current_read(dir, &generation));
     char path[PATH_MAX];
     path_of(path, dir, "gen-%llu/data.mdb", generation);
     struct stat st;
