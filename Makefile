@@ -38,7 +38,7 @@ UNIT_SRC := $(wildcard tests/unit/*/test_*.c)
 UNIT_BIN := $(UNIT_SRC:%.c=$(B)/%)
 
 .DEFAULT_GOAL := all
-.PHONY: all deps cluster cluster-stop test unit sim sim-faults asan tsan fuzz bench clean format tidy
+.PHONY: all programs unit-programs test-programs sanitized deps cluster cluster-stop test unit sim sim-faults asan tsan fuzz bench clean format tidy
 
 all: deps
 	@$(MAKE) --no-print-directory B=$(B) SAN=$(SAN) programs
@@ -87,8 +87,31 @@ $(B)/tests/unit/%: tests/unit/%.c $$(call links_of,tests/unit/$$*.c) | $(PB_H)
 	@mkdir -p $(@D)
 	$(CC) $(CFLAGS_ALL) -Wno-unused-parameter -MMD -MP -MF $@.d -MT $@ $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(call links_of,$<) -Wl,--end-group $(LIBS_ALL) $(CHECK_LIBS)
 
-unit: deps $(UNIT_BIN)
-	@tests/lib/run-unit $(B) $(UNIT_BIN)
+unit-programs: $(UNIT_BIN)
+unit: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) SAN=$(SAN) unit-programs
+	@tests/run --build $(B) unit
+
+# All tests. Ends with `N passed, N failed, N skipped`.
+test: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) SAN=$(SAN) programs unit-programs test-programs
+	@tests/run --build $(B)
+
+# One command from nothing to a running cluster.
+cluster: all
+	@deploy/local-cluster up 3
+	@deploy/local-cluster status
+	@echo; echo "Connect with amqp://guest:guest@127.0.0.1:5672 (n1), 5673 (n2), 5674 (n3). Stop it with: make cluster-stop"
+cluster-stop:
+	@deploy/local-cluster down
+
+asan:
+	@$(MAKE) --no-print-directory B=build/asan SAN=address,undefined OPT="-O1 -g" sanitized
+tsan:
+	@$(MAKE) --no-print-directory B=build/tsan SAN=thread OPT="-O1 -g" sanitized
+sanitized: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) SAN=$(SAN) OPT="$(OPT)" programs unit-programs test-programs
+	@tests/run --build $(B)
 
 -include tests/tests.mk
 

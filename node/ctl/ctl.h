@@ -5,7 +5,7 @@
 // {"exit": N, ...} (see ctl/README.md). The socket is served by the admin thread (ctl_socket.c); requests run on worker 0
 // (ctl_run.c), which asks other workers and nodes where it must. File permissions guard the socket (0600).
 #pragma once
-#include "node/amqp09/listing.h"
+#include "node/amqp09/amqp09.h"
 #include "node/broker/broker.h"
 #include <jansson.h>
 #include <uv.h>
@@ -22,8 +22,8 @@ struct ctl_config {
     uv_loop_t *loop;              // Worker 0's.
     // Runs fn on a worker.
     void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
-    // A worker's AMQP connections, to be called on that worker.
-    struct amqp09_listener *(*listener)(void *ctx, uint32_t worker);
+    // A worker's AMQP connections (NULL: not yet), to be called on that worker.
+    struct amqp09 *(*amqp)(void *ctx, uint32_t worker);
     void (*stop)(void *ctx);                // Ends the process in good order.
     // What the node waits for before it is up; NULL or "" when it is up.
     const char *(*waiting_for)(void *ctx);

@@ -311,6 +311,27 @@ struct local_connections {
     uint32_t worker;
 };
 
+static void add_connection(void *ctx, const struct amqp09_connection_info *i)
+{
+    struct local_connections *l = ctx;
+    char pid[300];
+    snprintf(pid, sizeof(pid), "<%s.%u.%llu>", l->request->ctl->config.node_name, l->worker, (unsigned long long)i->id);
+    json_t *o = json_pack("{s:s, s:o, s:I, s:o, s:I, s:o, s:b, s:s, s:I, s:s, s:o, s:o, s:o, s:I, s:I, s:I}", "pid", pid, "name", json_span(i->name),
+                          "port", (json_int_t)i->port, "host", json_span(i->host), "peer_port", (json_int_t)i->peer_port, "peer_host",
+                          json_span(i->peer_host), "ssl", 0, "state", i->state, "channels", (json_int_t)i->channels, "protocol", i->protocol,
+                          "auth_mechanism", json_span(i->auth_mechanism), "user", json_span(i->user), "vhost", json_span(i->vhost), "timeout",
+                          (json_int_t)i->timeout, "frame_max", (json_int_t)i->frame_max, "channel_max", (json_int_t)i->channel_max);
+    json_object_set_new(o, "client_properties", json_table(i->client_properties));
+    json_object_set_new(o, "recv_oct", json_integer((json_int_t)i->recv_oct));
+    json_object_set_new(o, "recv_cnt", json_integer((json_int_t)i->recv_cnt));
+    json_object_set_new(o, "send_oct", json_integer((json_int_t)i->send_oct));
+    json_object_set_new(o, "send_cnt", json_integer((json_int_t)i->send_cnt));
+    json_object_set_new(o, "send_pend", json_integer((json_int_t)i->send_pend));
+    json_object_set_new(o, "connected_at", json_integer(i->connected_at));
+    json_object_set_new(o, "node", json_string(l->request->ctl->config.node_name));
+    json_array_append_new(l->items, o);
+}
+
 static void local_connections_answer(void *arg)
 {
     struct local_connections *l = arg;
@@ -322,9 +343,9 @@ static void local_connections_step(void *arg)
 {
     struct local_connections *l = arg;
     struct ctl *c = l->request->ctl;
-    struct amqp09_listener *listener = c->config.listener(c->config.ctx, l->worker);
-    if (listener) {
-        ctl_connections_json(listener, c->config.node_name, l->items);
+    struct amqp09 *amqp = c->config.amqp(c->config.ctx, l->worker);
+    if (amqp) {
+        amqp09_connections_each(amqp, add_connection, l);
     }
     l->worker++;
     if (l->worker < c->config.workers) {

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// The program: command line, configuration, start, signals.
+#include "node/base/log.h"
+#include "node/base/mem.h"
+#include "node/server/node.h"
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+static const char usage_text[] =
+    "warren [--config FILE] [--data-dir DIR] [--node NAME@HOST] [--version]\n\n"
+    "A message broker. FILE is in rabbitmq.conf syntax; without one /etc/warren/warren.conf is read if it is there.\n";
+
+static void set(char **to, const char *value)
+{
+    free(*to);
+    *to = mem_strndup(value, strlen(value));
+}
+
+static void print_lines(enum log_level level, struct buf *text)
+{
+    char *at = (char *)text->ptr, *end = at + text->len;
+    while (at < end) {
+        char *line_end = memchr(at, '\n', (size_t)(end - at));
+        size_t n = line_end ? (size_t)(line_end - at) : (size_t)(end - at);
+        log_write(level, "%.*s", (int)n, at);
+        at += n + 1;
+    }
+}
+
+static void configure(int argc, char **argv, struct node_config *c)
+{
+    const char *file = access("/etc/warren/warren.conf", R_OK) == 0 ? "/etc/warren/warren.conf" : NULL;
+    const char *data_dir = NULL, *name = NULL;
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (strcmp(argv[i], "--version") == 0) {
+            puts("warren (compatible with RabbitMQ 4.3.6)");
+            exit(0);
+        } else if (strcmp(argv[i], "--help") == 0) {
+            fputs(usage_text, stdout);
+            exit(0);
+        } else if (value && strcmp(argv[i], "--config") == 0) {
+            file = argv[++i];
+        } else if (value && strcmp(argv[i], "--data-dir") == 0) {
+            data_dir = argv[++i];
+        } else if (value && strcmp(argv[i], "--node") == 0) {
+            name = argv[++i];
+        } else {
+            fprintf(stderr, "warren: unknown or incomplete option '%s'\n\n%s", argv[i], usage_text);
+            exit(64);
+        }
+    }
+    struct buf warnings = {0}, error = {0};
+    enum rc rc = node_config_load(c, file, &warnings, &error);
+    if (rc == RC_OK) {
+        if (data_dir) {
+            set(&c->data_dir, data_dir);
+        }
+        if (name) {
+            set(&c->node_name, name);
+        }
+        rc = node_config_finish(c, &error);
+    }
+    if (rc != RC_OK) {
+        log_critical("%.*s", (int)error.len, (const char *)error.ptr);
+        exit(78);
+    }
+    log_set_node(c->node_name);
+    log_set_level((enum log_level)c->log_level);
+    print_lines(LOG_WARNING, &warnings);
+    buf_deinit(&warnings);
+}
+
+// Idle clients cost a descriptor each: take all we may.
+static void raise_descriptor_limit(void)
+{
+    struct rlimit r;
+    if (getrlimit(RLIMIT_NOFILE, &r) == 0 && r.rlim_cur < r.rlim_max) {
+        r.rlim_cur = r.rlim_max;
+        if (setrlimit(RLIMIT_NOFILE, &r) != 0) {
+            log_warning("the limit of open files stays at %llu", (unsigned long long)r.rlim_cur);
+        }
+    }
+}
+
+static void request_stop(void)
+{
+    kill(getpid(), SIGTERM);
+}
+
+int main(int argc, char **argv)
+{
+    struct node *n = mem_zalloc(sizeof(*n));
+    configure(argc, argv, &n->config);
+    raise_descriptor_limit();
+    signal(SIGPIPE, SIG_IGN);
+    // Signals are taken by this thread alone; all others inherit the mask.
+    sigset_t signals;
+    sigemptyset(&signals);
+    sigaddset(&signals, SIGTERM);
+    sigaddset(&signals, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &signals, NULL);
+
+    n->stop_requested = request_stop;
+    if (n->config.workers == 0) {
+        n->config.workers = 1;
+    }
+    log_notice("starting node %s on %s", n->config.node_name, n->config.data_dir);
+    struct buf error = {0};
+    if (node_create(n, &error) != RC_OK || node_start(n, &error) != RC_OK) {
+        log_critical("%.*s", (int)error.len, (const char *)error.ptr);
+        return 69;
+    }
+    int sig;
+    while (sigwait(&signals, &sig) != 0) {
+    }
+    log_notice("stopping");
+    node_stop(n);
+    return 0;
+}

@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a node comes to belong to a cluster, and how the metadata group follows the nodes (decision 6). Worker 0.
+//
+// A blank node looks at its list through formation_decide whenever a peer's state changes: it founds, asks a member to be
+// let in, or waits and says for whom. A member answers such requests by making a node record; whoever leads the metadata
+// group takes every recorded node in as a learner and promotes it when it has caught up, one change at a time.
+#include "node/base/log.h"
+#include "node/server/node.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    JOIN_RETRY_MS = 500,
+    JOIN_CLUSTER_TIMEOUT_MS = 60000,
+    RECONCILE_MS = 20,
+    RECONCILE_IDLE_MS = 1000,
+};
+
+void node_wait_for(struct node *n, const char *format, ...)
+{
+    va_list args;
+    va_start(args, format);
+    vsnprintf(n->waiting, sizeof(n->waiting), format, args);
+    va_end(args);
+    if (strcmp(n->waiting, n->waiting_logged) != 0 && n->waiting[0] != '\0') {
+        log_notice("%s", n->waiting);
+    }
+    snprintf(n->waiting_logged, sizeof(n->waiting_logged), "%s", n->waiting);
+}
+
+static uint64_t now_ns(void)
+{
+    return clock_mono_ns(env_system_clock());
+}
+
+static void list_names(struct node *n, const char **names)
+{
+    for (uint32_t i = 0; i < n->config.peers_count; i++) {
+        names[i] = n->config.peers[i].name;
+    }
+}
+
+static void fill_hello(struct node *n, struct peer_hello *h)
+{
+    const char *names[CONFIG_PEERS_MAX];
+    list_names(n, names);
+    *h = (struct peer_hello){
+        .protocol_min = PEER_PROTOCOL_MIN,
+        .protocol_max = PEER_PROTOCOL_MAX,
+        .node_id = n->identity.node_id,
+        .incarnation = n->identity.incarnation,
+        .list_hash = formation_list_hash(names, n->config.peers_count),
+        .feature_level = 1,
+        .is_blank = identity_is_blank(&n->identity),
+        .fsms_len = 2,
+        .fsms = {{"queue", 1}, {"metadata", 1}},
+    };
+    memcpy(h->cluster_id, n->identity.cluster_id, sizeof(h->cluster_id));
+    memcpy(h->store_id, n->identity.store_id, sizeof(h->store_id));
+    snprintf(h->name, sizeof(h->name), "%s", n->config.node_name);
+    snprintf(h->address, sizeof(h->address), "%s", n->config.advertised_address);
+}
+
+// ---- becoming a member -------------------------------------------------------------------------------------------
+
+static void fail_start(struct node *n, const char *what, enum rc rc)
+{
+    log_critical("%s: %s", what, rc_text(rc));
+    n->stop_requested();
+}
+
+static void start_metadata(struct node *n)
+{
+    struct node_worker *w = &n->workers[0];
+    const struct store_group *recovered = node_recovered(n, META_GROUP_ID);
+    enum rc rc = metastore_start(n->metastore, w->host, n->identity.replica_id, &n->meta_config, recovered, n->is_founder);
+    if (rc != RC_OK) {
+        fail_start(n, "cannot start the metadata group", rc);
+        return;
+    }
+    ctl_attach(n->ctl, w->host, w->broker, w->queues, n->metastore, n->identity.node_id);
+}
+
+static void become_member(struct node *n)
+{
+    n->membership = MEMBERSHIP_MEMBER;
+    node_wait_for(n, "waiting for a majority of the cluster's nodes to prove that the metadata here is up to date");
+    struct peer_hello h;
+    fill_hello(n, &h);
+    peer_net_set_self(n->peers, &h);
+    enum rc rc = node_open_metastore(n);
+    if (rc != RC_OK) {
+        fail_start(n, "cannot open the metadata store", rc);
+        return;
+    }
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        rc = node_worker_attach(&n->workers[i]);
+        if (rc != RC_OK) {
+            fail_start(n, "cannot start the worker's parts", rc);
+            return;
+        }
+    }
+    peer_net_set_upcalls(n->peers, host_net_upcalls(n->workers[0].host));
+    start_metadata(n);
+}
+
+static void found(struct node *n)
+{
+    uint8_t cluster_id[CLUSTER_ID_BYTES];
+    env_system_random(cluster_id, sizeof(cluster_id));
+    enum rc rc = identity_set_member(n->disk, &n->identity, cluster_id, 1, 1);
+    if (rc != RC_OK) {
+        fail_start(n, "cannot write the identity file", rc);
+        return;
+    }
+    log_notice("founding a new cluster '%s'", n->config.cluster_name);
+    n->is_founder = true;
+    n->meta_config = (struct config){.count = 1, .members = {{.replica_id = 1, .node_id = 1, .is_voter = true}}};
+    become_member(n);
+}
+
+// ---- joining -----------------------------------------------------------------------------------------------------
+
+static void join_ended(struct node *n, enum rc rc, const char *text)
+{
+    if (n->join_done) {
+        void (*done)(void *arg, enum rc rc, const char *text) = n->join_done;
+        n->join_done = NULL;
+        done(n->join_arg, rc, text);
+    }
+    n->joined_to[0] = '\0';
+}
+
+static void ask_to_join(struct node *n, const char *via)
+{
+    if (n->membership == MEMBERSHIP_JOINING && now_ns() < n->join_at_ns) {
+        return;
+    }
+    n->membership = MEMBERSHIP_JOINING;
+    n->join_at_ns = now_ns() + JOIN_RETRY_MS * 1000000ull;
+    struct join_request r = {.token = ++n->join_token};
+    memcpy(r.store_id, n->identity.store_id, sizeof(r.store_id));
+    snprintf(r.name, sizeof(r.name), "%s", n->config.node_name);
+    snprintf(r.address, sizeof(r.address), "%s", n->config.advertised_address);
+    snprintf(n->via, sizeof(n->via), "%s", via);
+    struct buf envelope = {0};
+    join_request_encode(&envelope, &r);
+    if (peer_net_send_named(n->peers, via, FRAME_JOIN, buf_span(&envelope)) == RC_OK) {
+        node_wait_for(n, "asking %s to let this node into its cluster", via);
+    }
+    buf_deinit(&envelope);
+}
+
+static void joined(struct node *n, const struct join_reply *r)
+{
+    enum rc rc = identity_set_member(n->disk, &n->identity, r->cluster_id, r->node_id, r->replica_id);
+    if (rc != RC_OK) {
+        fail_start(n, "cannot write the identity file", rc);
+        return;
+    }
+    n->meta_config = (struct config){0};
+    for (uint32_t i = 0; i < r->members_len && i < LIMIT_MEMBERS; i++) {
+        n->meta_config.members[n->meta_config.count++] = (struct member){
+            .replica_id = r->members[i].replica_id, .node_id = r->members[i].node_id, .is_voter = r->members[i].is_voter};
+    }
+    for (uint32_t i = 0; i < r->nodes_len; i++) {
+        if (strcmp(r->nodes[i].name, n->config.node_name) != 0 &&
+            peer_net_add(n->peers, r->nodes[i].name, r->nodes[i].address, r->nodes[i].node_id, r->nodes[i].store_id) != RC_OK) {
+            log_warning("cannot add node %s at %s", r->nodes[i].name, r->nodes[i].address);
+        }
+    }
+    log_notice("joined the cluster through %s as node %u", n->via, n->identity.node_id);
+    become_member(n);
+    join_ended(n, RC_OK, NULL);
+}
+
+static void on_join_reply(struct node *n, const struct frame *f)
+{
+    struct join_reply r;
+    if (join_reply_decode(f->envelope, &r) != RC_OK) {
+        return;
+    }
+    if (n->membership == MEMBERSHIP_JOINING && r.token == n->join_token) {
+        if (r.result == JOIN_OK) {
+            joined(n, &r);
+        } else {
+            node_wait_for(n, "%s did not let this node in: %s", n->via, r.text);
+            if (r.result != JOIN_RETRY) {
+                join_ended(n, RC_DENIED, r.text);
+            }
+        }
+    }
+    join_reply_deinit(&r);
+}
+
+// ---- letting others in -------------------------------------------------------------------------------------------
+
+struct admission {
+    struct node *node;
+    struct join_request request;
+};
+
+static void send_reply(struct node *n, const char *to, const struct join_reply *r)
+{
+    struct buf envelope = {0};
+    join_reply_encode(&envelope, r);
+    // If it cannot be sent, the node asks again.
+    (void)!peer_net_send_named(n->peers, to, FRAME_JOIN_REPLY, buf_span(&envelope));
+    buf_deinit(&envelope);
+}
+
+static void refuse(struct node *n, const struct join_request *q, enum join_result result, const char *text)
+{
+    struct join_reply r = {.token = q->token, .result = result};
+    snprintf(r.text, sizeof(r.text), "%s", text);
+    send_reply(n, q->name, &r);
+}
+
+struct node_table {
+    struct join_reply *reply;
+};
+
+static void add_node(void *ctx, const struct broker_node *b)
+{
+    struct node_table *t = ctx;
+    if (t->reply->nodes_len == JOIN_NODES_MAX) {
+        return;
+    }
+    struct join_node *j = &t->reply->nodes[t->reply->nodes_len++];
+    *j = (struct join_node){.node_id = b->node_id};
+    memcpy(j->store_id, b->store_id.ptr, b->store_id.len < STORE_ID_BYTES ? b->store_id.len : STORE_ID_BYTES);
+    snprintf(j->name, sizeof(j->name), "%.*s", (int)b->name.len, (const char *)b->name.ptr);
+    snprintf(j->address, sizeof(j->address), "%.*s", (int)b->address.len, (const char *)b->address.ptr);
+}
+
+static void accept_node(struct node *n, const struct join_request *q, const struct broker_node *known)
+{
+    struct consensus_status s;
+    group_status(metastore_group(n->metastore), &s);
+    struct join_reply r = {.token = q->token, .result = JOIN_OK, .node_id = known->node_id, .replica_id = known->replica_id};
+    memcpy(r.cluster_id, n->identity.cluster_id, sizeof(r.cluster_id));
+    for (uint32_t i = 0; i < s.config->count; i++) {
+        const struct member *m = &s.config->members[i];
+        if (m->replica_id != known->replica_id) {
+            r.members[r.members_len++] = (struct join_meta_member){m->replica_id, m->node_id, m->is_voter};
+        }
+    }
+    r.nodes = calloc(JOIN_NODES_MAX, sizeof(*r.nodes));
+    struct node_table t = {&r};
+    broker_node_each(n->workers[0].broker, add_node, &t);
+    send_reply(n, q->name, &r);
+    free(r.nodes);
+}
+
+static void on_recorded(void *ctx, const struct broker_result *result)
+{
+    struct admission *a = ctx;
+    struct node *n = a->node;
+    const struct broker_node *known = broker_node_find(n->workers[0].broker, span_str(a->request.name));
+    if (result->rc == RC_OK && known) {
+        accept_node(n, &a->request, known);
+    } else {
+        refuse(n, &a->request, JOIN_RETRY, result->rc == RC_OK ? "the node record is not here yet" : result->text);
+    }
+    free(a);
+}
+
+static void on_join_request(struct node *n, const struct frame *f)
+{
+    struct join_request q;
+    if (join_request_decode(f->envelope, &q) != RC_OK) {
+        return;
+    }
+    struct broker *b = n->workers[0].broker;
+    if (n->membership != MEMBERSHIP_MEMBER || !broker_is_loaded(b) || !metastore_group(n->metastore)) {
+        refuse(n, &q, JOIN_RETRY, "this node is not up yet itself");
+        return;
+    }
+    const struct broker_node *known = broker_node_find(b, span_str(q.name));
+    if (known && (known->store_id.len != STORE_ID_BYTES || memcmp(known->store_id.ptr, q.store_id, STORE_ID_BYTES) != 0)) {
+        char text[PEER_TEXT_MAX + 1];
+        snprintf(text, sizeof(text),
+                 "the name %s belongs to a member with another data directory. If that data is lost for good, run `warrenctl forget_cluster_node "
+                 "%s` on a running member and start this node again; if it is not, start the node on its own data directory",
+                 q.name, q.name);
+        refuse(n, &q, JOIN_NAME_TAKEN, text);
+    } else if (known) {
+        accept_node(n, &q, known);
+    } else {
+        struct admission *a = calloc(1, sizeof(*a));
+        *a = (struct admission){n, q};
+        broker_node_put(b, span_str(a->request.name), span_of(a->request.store_id, STORE_ID_BYTES), span_str(a->request.address), on_recorded, a);
+    }
+}
+
+static void on_join_frame(void *ctx, const char *name, const struct frame *f)
+{
+    struct node *n = ctx;
+    (void)name;
+    if (f->type == FRAME_JOIN) {
+        on_join_request(n, f);
+    } else {
+        on_join_reply(n, f);
+    }
+}
+
+void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known)
+{
+    struct node *n = ctx;
+    char node[PEER_NAME_MAX + 1], where[PEER_ADDRESS_MAX + 1];
+    snprintf(node, sizeof(node), "%.*s", (int)name.len, (const char *)name.ptr);
+    snprintf(where, sizeof(where), "%.*s", (int)address.len, (const char *)address.ptr);
+    if (strcmp(node, n->config.node_name) == 0) {
+        return;
+    }
+    if (!is_known) {
+        peer_net_remove(n->peers, node);
+    } else if (peer_net_add(n->peers, node, where, node_id, store_id.len == STORE_ID_BYTES ? store_id.ptr : NULL) != RC_OK) {
+        log_error("cannot reach node %s: its address '%s' is not usable", node, where);
+    }
+    n->reconcile_at_ns = 0;
+}
+
+// ---- the metadata group follows the nodes ------------------------------------------------------------------------
+
+struct reconcile {
+    struct node *node;
+    struct group *group;
+    const struct config *config;
+    bool is_changing;
+};
+
+static void reconcile_node(void *ctx, const struct broker_node *b)
+{
+    struct reconcile *r = ctx;
+    if (r->is_changing) {
+        return;
+    }
+    const struct member *m = config_find(r->config, b->replica_id);
+    struct member_change c = {.member = {.replica_id = b->replica_id, .node_id = b->node_id}};
+    if (!m) {
+        c.kind = MEMBER_ADD_LEARNER;
+    } else if (!m->is_voter && config_voters(r->config) < LIMIT_VOTERS) {
+        c.kind = MEMBER_PROMOTE;
+    } else {
+        return;
+    }
+    r->is_changing = true;
+    enum rc rc = group_change_members(r->group, &c);
+    if (rc == RC_OK) {
+        log_notice("metadata group: %s node %.*s", c.kind == MEMBER_PROMOTE ? "promoting" : "adding", (int)b->name.len, (const char *)b->name.ptr);
+    }
+}
+
+static void on_founded(void *ctx, const struct meta_result *r)
+{
+    struct node *n = ctx;
+    n->is_founding = false;
+    if (r->rc != RC_OK && r->rc != RC_EXISTS) {
+        log_warning("the founding record was not written: %s; trying again", rc_text(r->rc));
+    }
+}
+
+static void write_founding(struct node *n)
+{
+    struct broker_founding f = {
+        .node_name = span_str(n->config.node_name),
+        .store_id = span_of(n->identity.store_id, STORE_ID_BYTES),
+        .address = span_str(n->config.advertised_address),
+        .node_id = n->identity.node_id,
+        .replica_id = n->identity.replica_id,
+        .user = span_str(n->config.default_user),
+        .password = span_str(n->config.default_pass),
+    };
+    n->is_founding = true;
+    broker_found(n->workers[0].broker, &f, on_founded, n);
+}
+
+static void count_node(void *ctx, const struct broker_node *b)
+{
+    (void)b;
+    ++*(uint32_t *)ctx;
+}
+
+static uint64_t reconcile(struct node *n, uint64_t now)
+{
+    struct group *g = metastore_group(n->metastore);
+    if (now < n->reconcile_at_ns || !g) {
+        return n->reconcile_at_ns;
+    }
+    struct consensus_status s;
+    group_status(g, &s);
+    struct reconcile r = {n, g, s.config, false};
+    if (s.role == ROLE_LEADER && s.is_ready && broker_is_loaded(n->workers[0].broker)) {
+        uint32_t nodes = 0;
+        broker_node_each(n->workers[0].broker, count_node, &nodes);
+        if (nodes == 0 && !n->is_founding) {
+            write_founding(n);
+        }
+        broker_node_each(n->workers[0].broker, reconcile_node, &r);
+    }
+    n->reconcile_at_ns = now + (r.is_changing || n->is_founding ? RECONCILE_MS : RECONCILE_IDLE_MS) * 1000000ull;
+    return n->reconcile_at_ns;
+}
+
+// ---- peers, turn -------------------------------------------------------------------------------------------------
+
+static void on_peers_changed(void *ctx)
+{
+    worker_wake(((struct node *)ctx)->workers[0].worker);
+}
+
+static void fill_beat(void *ctx, struct peer_beat *b)
+{
+    struct node *n = ctx;
+    b->worker_progress = 0;
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        b->worker_progress += atomic_load_explicit(&n->workers[i].shared_turns, memory_order_relaxed);
+    }
+    b->wal_age_ms = wal_thread_age_ns(n->wal) / 1000000u;
+    struct group *g = n->metastore ? metastore_group(n->metastore) : NULL;
+    if (g) {
+        struct consensus_status s;
+        group_status(g, &s);
+        b->meta_commit = s.commit;
+    }
+}
+
+static void beat_seen(void *ctx, uint32_t node_id, const struct peer_beat *b)
+{
+    struct node *n = ctx;
+    (void)node_id;
+    if (n->metastore) {
+        metastore_heard_commit(n->metastore, b->meta_commit);
+    }
+}
+
+void member_peers_start(struct node *n)
+{
+    struct peer_net_config c = {
+        .loop = worker_loop(n->workers[0].worker),
+        .clock = env_system_clock(),
+        .random = env_system_random,
+        .listen = n->config.cluster_address,
+        .secret = span_str(n->config.cluster_secret ? n->config.cluster_secret : "a node without peers"),
+        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .beat_fill = fill_beat, .beat_seen = beat_seen, .ctx = n},
+    };
+    fill_hello(n, &c.self);
+    enum rc rc = peer_net_create(&c, &n->peers);
+    if (rc != RC_OK) {
+        log_critical("cannot listen for other nodes on %s: %s", n->config.cluster_address, rc_text(rc));
+        n->stop_requested();
+        return;
+    }
+    for (uint32_t i = 0; i < n->config.peers_count; i++) {
+        const struct config_peer *p = &n->config.peers[i];
+        if (strcmp(p->name, n->config.node_name) != 0 && peer_net_add(n->peers, p->name, p->address, 0, NULL) != RC_OK) {
+            log_error("the address '%s' of node %s is not usable", p->address, p->name);
+        }
+    }
+    if (!identity_is_blank(&n->identity)) {
+        become_member(n);
+    }
+}
+
+static uint64_t form(struct node *n, uint64_t now)
+{
+    const char *names[CONFIG_PEERS_MAX + 1];
+    uint32_t count = n->config.peers_count;
+    list_names(n, names);
+    if (n->joined_to[0] != '\0') {
+        if (now > n->join_deadline_ns) {
+            join_ended(n, RC_TIMEOUT, n->waiting);
+        } else {
+            ask_to_join(n, n->joined_to);
+        }
+        return now + JOIN_RETRY_MS * 1000000ull;
+    }
+    struct formation_decision d;
+    peer_net_form(n->peers, names, count, &d);
+    switch (d.state) {
+    case FORMATION_FOUND:
+        found(n);
+        break;
+    case FORMATION_JOIN:
+        ask_to_join(n, d.via);
+        break;
+    case FORMATION_WAIT:
+        node_wait_for(n, "%s", d.reason);
+        break;
+    case FORMATION_MEMBER:
+        break;
+    }
+    return now + JOIN_RETRY_MS * 1000000ull;
+}
+
+uint64_t member_turn(struct node *n, uint64_t now)
+{
+    if (!n->peers) {
+        return UINT64_MAX;
+    }
+    if (n->membership != MEMBERSHIP_MEMBER) {
+        return form(n, now);
+    }
+    bool is_up = true;
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        is_up = is_up && n->workers[i].is_fenced;
+    }
+    if (is_up && n->waiting[0] != '\0') {
+        n->waiting[0] = '\0';
+        log_notice("node %s is up", n->config.node_name);
+    }
+    return reconcile(n, now);
+}
+
+void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc rc, const char *text), void *arg)
+{
+    struct node *n = ctx;
+    char name[PEER_NAME_MAX + 1];
+    const char *address = strchr(target, '=');
+    snprintf(name, sizeof(name), "%.*s", (int)(address ? address - target : (long)strlen(target)), target);
+    if (strcmp(name, n->config.node_name) == 0) {
+        done(arg, RC_INVALID, "a node cannot join itself");
+        return;
+    }
+    if (n->membership == MEMBERSHIP_MEMBER) {
+        const struct broker_node *known = n->workers[0].broker ? broker_node_find(n->workers[0].broker, span_str(name)) : NULL;
+        done(arg, known ? RC_OK : RC_CONFLICT,
+             known ? "The node is already a member of this cluster"
+                   : "this node belongs to a cluster already; only a blank node can join: stop it, delete its data directory, start it with the "
+                     "other cluster's nodes in its list");
+        return;
+    }
+    char dial[PEER_ADDRESS_MAX + 1];
+    const char *host = strchr(name, '@');
+    snprintf(dial, sizeof(dial), "%s%s", address ? address + 1 : host ? host + 1 : name, address ? "" : ":25672");
+    for (uint32_t i = 0; i < n->config.peers_count && !address; i++) {
+        if (strcmp(n->config.peers[i].name, name) == 0) {
+            snprintf(dial, sizeof(dial), "%s", n->config.peers[i].address);
+        }
+    }
+    if (n->join_done || peer_net_add(n->peers, name, dial, 0, NULL) != RC_OK) {
+        done(arg, RC_BUSY, n->join_done ? "the node is joining already" : "the address of that node is not usable");
+        return;
+    }
+    n->join_done = done;
+    n->join_arg = arg;
+    n->join_deadline_ns = now_ns() + JOIN_CLUSTER_TIMEOUT_MS * 1000000ull;
+    snprintf(n->joined_to, sizeof(n->joined_to), "%s", name);
+}

@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+// A node's life: opening what is on disk, starting the threads, and ending them in the order in which nothing is lost.
+#include "node/server/node.h"
+#include "node/base/log.h"
+#include "node/base/mem.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static uint32_t worker_of(void *ctx, uint64_t group)
+{
+    return node_worker_of(ctx, group);
+}
+
+static void on_recovered(void *ctx, const struct store_group *g)
+{
+    struct node *n = ctx;
+    struct recovered *r = mem_zalloc(sizeof(*r));
+    r->group = *g;
+    if (g->runs_count > 0) {
+        r->runs = mem_alloc(g->runs_count * sizeof(*r->runs));
+        memcpy(r->runs, g->runs, g->runs_count * sizeof(*r->runs));
+    }
+    r->group.runs = r->runs;
+    map_put(&n->recovered, g->group, r);
+}
+
+static enum rc open_store(struct node *n, struct buf *error)
+{
+    uint64_t seed;
+    env_system_random(&seed, sizeof(seed));
+    struct store_config c = {
+        .disk = n->disk,
+        .workers = n->workers_count,
+        .worker_of = worker_of,
+        .worker_of_ctx = n,
+        .memtable_bytes = n->config.memtable_bytes,
+        .wal_file_bytes = n->config.wal_file_bytes,
+        .wal_align = n->config.wal_align ? n->config.wal_align : WAL_ALIGN_DEFAULT,
+        .random = seed,
+    };
+    memcpy(c.cluster_id, n->identity.cluster_id, sizeof(c.cluster_id));
+    struct wal_report report;
+    enum rc rc = store_open(&c, on_recovered, n, &report, &n->store);
+    if (rc != RC_OK) {
+        buf_printf(error, "cannot open the log store in %s: %s", n->config.data_dir, rc_text(rc));
+        return rc;
+    }
+    log_notice("recovered %u groups, %llu records, %llu MB of log; %llu bytes of an unsynced tail dropped%s", map_count(&n->recovered),
+               (unsigned long long)report.records, (unsigned long long)(report.bytes >> 20), (unsigned long long)report.dropped_tail_bytes,
+               report.is_corrupt ? "; THE LOG IS DAMAGED: the replicas touched neither vote nor acknowledge" : "");
+    return RC_OK;
+}
+
+static void wake_worker(void *ctx, uint32_t worker)
+{
+    struct node *n = ctx;
+    worker_wake(n->workers[worker].worker);
+}
+
+struct file_closed {
+    struct node_worker *worker;
+    uint64_t seq;
+};
+
+static void tell_file_closed(void *arg)
+{
+    struct file_closed *f = arg;
+    if (f->worker->host) {
+        host_wal_file_closed(f->worker->host, f->seq);
+    }
+    free(f);
+}
+
+static void on_file_closed(void *ctx, uint64_t seq)
+{
+    struct node *n = ctx;
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        struct file_closed *f = mem_alloc(sizeof(*f));
+        *f = (struct file_closed){&n->workers[i], seq};
+        worker_post(n->workers[i].worker, tell_file_closed, f);
+    }
+}
+
+static void give_back(void *ctx, uint32_t submitter, struct job *job)
+{
+    struct node *n = ctx;
+    worker_give_back(n->workers[submitter].worker, job);
+}
+
+static struct amqp09 *amqp_of(void *ctx, uint32_t worker)
+{
+    return ((struct node *)ctx)->workers[worker].amqp;
+}
+
+static void request_stop(void *ctx)
+{
+    ((struct node *)ctx)->stop_requested();
+}
+
+static const char *waiting_for(void *ctx)
+{
+    return ((struct node *)ctx)->waiting;
+}
+
+static void add_listener(json_t *all, const char *address, const char *protocol, const char *purpose)
+{
+    const char *colon = strrchr(address, ':');
+    json_array_append_new(all, json_pack("{s:s, s:s%, s:i, s:s}", "protocol", protocol, "interface", address, (size_t)(colon - address), "port",
+                                         atoi(colon + 1), "purpose", purpose));
+}
+
+static json_t *listeners_json(void *ctx)
+{
+    struct node *n = ctx;
+    json_t *all = json_array();
+    add_listener(all, n->config.cluster_address, "clustering", "inter-node and CLI tool communication");
+    for (uint32_t i = 0; i < n->config.amqp_count; i++) {
+        add_listener(all, n->config.amqp[i], "amqp", "AMQP 0-9-1");
+    }
+    return all;
+}
+
+// ---- worker threads ----------------------------------------------------------------------------------------------
+
+static void on_worker_started(void *ctx)
+{
+    struct node_worker *w = ctx;
+    if (w->number == 0) {
+        member_peers_start(w->node);
+    }
+}
+
+static void on_worker_stopping(void *ctx)
+{
+    struct node_worker *w = ctx;
+    node_worker_close(w);
+    if (w->number == 0 && w->node->peers) {
+        peer_net_close(w->node->peers, NULL, NULL);
+        w->node->peers = NULL;
+    }
+}
+
+static enum rc create_workers(struct node *n)
+{
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        struct node_worker *w = &n->workers[i];
+        w->node = n;
+        w->number = i;
+        char name[16];
+        snprintf(name, sizeof(name), "worker-%u", i);
+        struct worker_config c = {
+            .number = i, .name = mem_strndup(name, strlen(name)), .turn = node_worker_turn, .started = on_worker_started, .stopping = on_worker_stopping, .ctx = w};
+        TRY(worker_create(&c, &w->worker));
+    }
+    return RC_OK;
+}
+
+static enum rc start_threads(struct node *n)
+{
+    struct wal_thread_config wal = {.workers = n->workers_count, .wake = wake_worker, .wake_ctx = n, .on_file_closed = on_file_closed};
+    TRY(wal_thread_start(&wal, store_wal(n->store), &n->wal));
+    struct executor_config cold = {.name = "cold", .submitters = n->workers_count, .give_back = give_back, .ctx = n};
+    TRY(executor_start(&cold, &n->cold));
+    struct executor_config meta = {.name = "meta", .submitters = n->workers_count, .give_back = give_back, .ctx = n};
+    return executor_start(&meta, &n->meta);
+}
+
+enum rc node_open_metastore(struct node *n)
+{
+    char dir[4096];
+    snprintf(dir, sizeof(dir), "%s/meta", n->config.data_dir);
+    struct metastore_config c = {
+        .dir = dir,
+        .map_bytes = 16ull << 30,
+        .node_id = n->identity.node_id,
+        .workers = n->workers_count,
+        .meta = executor_port(n->meta, 0),
+        .post = node_post,
+        .post_ctx = n,
+        .clock = env_system_clock(),
+    };
+    return metastore_open(&c, &n->metastore);
+}
+
+enum rc node_create(struct node *n, struct buf *error)
+{
+    map_init_u64(&n->recovered);
+    n->workers_count = n->config.workers;
+    enum rc rc = disk_posix_open(n->config.data_dir, &n->disk);
+    if (rc != RC_OK) {
+        buf_printf(error, rc == RC_BUSY ? "the data directory %s is in use by another process" : "cannot use the data directory %s: %s",
+                   n->config.data_dir, rc_text(rc));
+        return rc;
+    }
+    rc = identity_open(n->disk, n->config.node_name, env_system_random, &n->identity);
+    if (rc != RC_OK) {
+        buf_printf(error, "the identity file in %s cannot be used: %s", n->config.data_dir,
+                   rc == RC_CONFLICT ? "the directory belongs to a node of another name" : rc_text(rc));
+        return rc;
+    }
+    TRY(open_store(n, error));
+    return RC_OK;
+}
+
+enum rc node_start(struct node *n, struct buf *error)
+{
+    enum rc rc = create_workers(n);
+    if (rc == RC_OK) {
+        rc = start_threads(n);
+    }
+    struct ctl_config c = {
+        .node_name = n->config.node_name,
+        .cluster_name = n->config.cluster_name,
+        .data_dir = n->config.data_dir,
+        .socket_path = n->config.control_socket,
+        .workers = n->workers_count,
+        .loop = rc == RC_OK ? worker_loop(n->workers[0].worker) : NULL,
+        .post = node_post,
+        .amqp = amqp_of,
+        .stop = request_stop,
+        .waiting_for = waiting_for,
+        .join = member_join,
+        .listeners = listeners_json,
+        .ctx = n,
+    };
+    node_wait_for(n, "starting");
+    if (rc == RC_OK) {
+        rc = ctl_start(&c, &n->ctl);
+    }
+    for (uint32_t i = 0; rc == RC_OK && i < n->workers_count; i++) {
+        rc = worker_start(n->workers[i].worker);
+    }
+    if (rc != RC_OK) {
+        buf_printf(error, "cannot start: %s", rc_text(rc));
+    }
+    return rc;
+}
+
+// Confirms that were promised are on disk already; what is under way may be lost like in a crash. So an orderly stop only
+// has to end the threads: sockets first, then whoever could still write.
+void node_stop(struct node *n)
+{
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        worker_stop(n->workers[i].worker);
+    }
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        worker_join(n->workers[i].worker);
+    }
+    ctl_stop(n->ctl);
+    wal_thread_stop(n->wal);
+    executor_stop(n->cold);
+    executor_stop(n->meta);
+    log_notice("node %s has stopped", n->config.node_name);
+}

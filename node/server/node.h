@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// A whole node: its threads and what lives on each. Files of node/server only.
+//
+// Life: node_create (identity, recovery; blocking) -> node_start (threads) -> worker 0 forms or joins a cluster, or is a
+// member already -> the workers' parts are made -> the metadata group starts -> its content is loaded and proven fresh by
+// a fence -> listeners open. node_stop ends it in reverse. See server/README.md.
+#pragma once
+#include "consensus/host/host.h"
+#include "consensus/peer/identity.h"
+#include "consensus/peer/join.h"
+#include "consensus/peer/peer_net.h"
+#include "node/amqp09/amqp09.h"
+#include "node/amqp09/listener.h"
+#include "node/broker/broker.h"
+#include "node/ctl/ctl.h"
+#include "node/server/config.h"
+#include "node/server/executor.h"
+#include "node/server/worker.h"
+
+enum { WORKERS_MAX = 16, WAITING_BYTES = 512 };
+
+struct node;
+
+// What belongs to one worker; its thread owns it once the worker runs.
+struct node_worker {
+    struct node *node;
+    uint32_t number;
+    struct worker *worker;
+    struct host *host;              // These are NULL until the node is a member.
+    struct queue_service *queues;
+    struct broker *broker;
+    struct amqp09 *amqp;
+    struct amqp09_listener *listeners[CONFIG_LISTENERS_MAX];
+    uint32_t listeners_count;
+    bool is_fenced;                 // The projection has been proven fresh once: listeners are open.
+    bool is_fencing;
+    _Atomic uint64_t shared_turns;  // Loop turns, for the beat (relaxed).
+};
+
+// A copy of what recovery found, kept until the group is taken over.
+struct recovered {
+    struct store_group group;
+    struct term_run *runs;
+};
+
+enum membership { MEMBERSHIP_NONE, MEMBERSHIP_JOINING, MEMBERSHIP_MEMBER };
+
+struct node {
+    struct node_config config;
+    struct disk *disk;
+    struct identity identity;       // Worker 0's once started.
+    struct store *store;
+    struct wal_thread *wal;
+    struct executor *cold, *meta;
+    struct metastore *metastore;
+    struct peer_net *peers;         // Worker 0.
+    struct ctl *ctl;
+    struct node_worker workers[WORKERS_MAX];
+    uint32_t workers_count;
+    struct map recovered;           // group -> struct recovered; read-only once started.
+
+    // Worker 0:
+    enum membership membership;
+    bool is_founder;
+    struct config meta_config;      // Initial one, to start the metadata group with.
+    char via[PEER_NAME_MAX + 1];    // Whom we asked to let us in.
+    uint64_t join_token, join_at_ns;  // Next time to ask.
+    char joined_to[PEER_NAME_MAX + 1];  // Target of join_cluster; empty: none.
+    void (*join_done)(void *arg, enum rc rc, const char *text);
+    void *join_arg;
+    uint64_t join_deadline_ns;
+    uint64_t reconcile_at_ns;
+    bool is_founding;               // The founding command is under way.
+    char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.
+    char waiting_logged[WAITING_BYTES];
+    void (*stop_requested)(void);   // Main thread's.
+};
+
+MUST_USE enum rc node_create(struct node *n, struct buf *error);
+MUST_USE enum rc node_start(struct node *n, struct buf *error);
+void node_stop(struct node *n);
+// The node id is known: opens the metadata store. Worker 0, before the workers' parts are made.
+MUST_USE enum rc node_open_metastore(struct node *n);
+
+// node_worker.c
+uint64_t node_worker_turn(void *ctx);
+MUST_USE enum rc node_worker_attach(struct node_worker *w);  // The node is a member: makes its parts. That worker.
+void node_worker_close(struct node_worker *w);               // Closes listeners and handles. That worker.
+uint32_t node_worker_of(void *ctx, uint64_t group);
+void node_post(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
+const struct store_group *node_recovered(void *ctx, uint64_t group);
+
+// member.c (worker 0)
+void member_peers_start(struct node *n);
+uint64_t member_turn(struct node *n, uint64_t now_ns);  // Returns when it wants to run again.
+void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known);
+void node_wait_for(struct node *n, const char *format, ...) __attribute__((format(printf, 2, 3)));

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// One worker's parts and its turn (node/README.md).
+//
+// Order in a turn: input that waited -> completions of the WAL -> sessions -> groups -> sessions again (what was applied
+// makes replies and deliveries) -> confirms -> sockets. Nothing waits for the next turn that this one made ready.
+#include "node/base/log.h"
+#include "node/server/node.h"
+#include <stdlib.h>
+
+uint32_t node_worker_of(void *ctx, uint64_t group)
+{
+    struct node *n = ctx;
+    // 64 fixed shards; the metadata group lives on worker 0.
+    uint32_t shard = group == META_GROUP_ID ? 0 : (uint32_t)(hash_u64(group) % 64);
+    return shard % n->workers_count;
+}
+
+void node_post(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg)
+{
+    struct node *n = ctx;
+    worker_post(n->workers[worker].worker, fn, arg);
+}
+
+const struct store_group *node_recovered(void *ctx, uint64_t group)
+{
+    struct node *n = ctx;
+    struct recovered *r = map_get(&n->recovered, group);
+    return r ? &r->group : NULL;
+}
+
+static struct queue_service *peer_service(void *ctx, uint32_t worker)
+{
+    struct node *n = ctx;
+    return n->workers[worker].queues;
+}
+
+static void wal_submit(void *ctx, struct wal_submission *s)
+{
+    struct node_worker *w = ctx;
+    wal_thread_submit(w->node->wal, w->number, s);
+}
+
+// Every worker has moved what counts in the file; each host says so, the last one lets it go.
+static void wal_retired(void *ctx, uint64_t file_seq)
+{
+    struct node_worker *w = ctx;
+    wal_thread_retire(w->node->wal, file_seq);
+}
+
+static bool is_current(void *ctx)
+{
+    struct node_worker *w = ctx;
+    return metastore_is_current(w->node->metastore, w->number);
+}
+
+static void make_amqp(struct node_worker *w)
+{
+    struct node *n = w->node;
+    uint64_t seed;
+    env_system_random(&seed, sizeof(seed));
+    struct amqp09_config c = {
+        .broker = w->broker,
+        .queues = w->queues,
+        .clock = env_system_clock(),
+        .rng_seed = seed,
+        .node_name = n->config.node_name,
+        .cluster_name = n->config.cluster_name,
+        .version = "4.3.6",
+        .max_message_size = n->config.max_message_size,
+        .channel_max = (uint16_t)n->config.channel_max,
+        .frame_max = n->config.frame_max,
+        .heartbeat_s = (uint16_t)n->config.heartbeat_s,
+        .handshake_timeout_ms = n->config.handshake_timeout_ms,
+        .is_guest_remote = n->config.is_guest_remote,
+        .anonymous_user = n->config.default_user,
+        .anonymous_pass = n->config.default_pass,
+        .is_current = is_current,
+        .ctx = w,
+    };
+    w->amqp = amqp09_create(&c);
+}
+
+enum rc node_worker_attach(struct node_worker *w)
+{
+    struct node *n = w->node;
+    uint64_t seed;
+    env_system_random(&seed, sizeof(seed));
+    struct host_config h = {
+        .node_id = n->identity.node_id,
+        .worker = w->number,
+        .clock = env_system_clock(),
+        .rng_seed = seed,
+        .store = n->store,
+        .net = peer_net_net(n->peers),
+        .cold = executor_port(n->cold, w->number),
+        .wal_submit = wal_submit,
+        .wal_submit_ctx = w,
+        .wal_retired = wal_retired,
+        .ctx = w,
+    };
+    w->host = host_create(&h);
+    struct queue_service_config q = {
+        .host = w->host,
+        .node_id = n->identity.node_id,
+        .incarnation = n->identity.incarnation,
+        .worker = w->number,
+        .workers = n->workers_count,
+        .worker_of = node_worker_of,
+        .post = node_post,
+        .post_ctx = n,
+        .peer = peer_service,
+        .consumer_disconnected_timeout_ms = n->config.consumer_disconnected_timeout_ms,
+    };
+    w->queues = queue_service_create(&q);
+    struct broker_config b = {
+        .worker = w->number,
+        .node_id = n->identity.node_id,
+        .node_name = n->config.node_name,
+        .metastore = n->metastore,
+        .queues = w->queues,
+        .host = w->host,
+        .default_queue_type = n->config.default_queue_type,
+        .quorum_initial_size = n->config.quorum_initial_size,
+        .worker_of = node_worker_of,
+        .post = node_post,
+        .recovered = node_recovered,
+        .node_changed = member_node_changed,
+        .ctx = n,
+    };
+    w->broker = broker_create(&b);
+    metastore_subscribe(n->metastore, w->number, broker_subscriber(w->broker));
+    make_amqp(w);
+    return RC_OK;
+}
+
+// ---- opening -----------------------------------------------------------------------------------------------------
+
+// Groups found on disk that no queue record names were deleted while this node was away: known from the store as a
+// majority proved it, never from absence alone (law 3). Their ids are never given again.
+static void drop_deleted_groups(struct node_worker *w)
+{
+    struct node *n = w->node;
+    uint32_t pos = 0;
+    uint64_t id;
+    for (struct recovered *r; (r = map_next(&n->recovered, &pos, &id, NULL));) {
+        if (id != META_GROUP_ID && node_worker_of(n, id) == w->number && !host_group_find(w->host, id)) {
+            log_notice("group %llu was deleted while this node was away: its data goes", (unsigned long long)id);
+            glog_delete(r->group.log);
+        }
+    }
+}
+
+static void open_listeners(struct node_worker *w)
+{
+    struct node *n = w->node;
+    for (uint32_t i = 0; i < n->config.amqp_count; i++) {
+        struct amqp09_listener_config c = {
+            .service = w->amqp, .loop = worker_loop(w->worker), .address = n->config.amqp[i], .is_shared = n->workers_count > 1};
+        enum rc rc = amqp09_listener_open(&c, &w->listeners[w->listeners_count]);
+        if (rc != RC_OK) {
+            log_critical("cannot listen on %s: %s; is another process using the port?", n->config.amqp[i], rc_text(rc));
+            n->stop_requested();
+            return;
+        }
+        w->listeners_count++;
+    }
+    log_notice("worker %u takes AMQP 0-9-1 connections on %s", w->number, n->config.amqp[0]);
+}
+
+static void on_fenced(void *ctx, const struct meta_result *r)
+{
+    struct node_worker *w = ctx;
+    w->is_fencing = false;
+    if (r->rc != RC_OK) {
+        return;  // The turn tries again.
+    }
+    w->is_fenced = true;
+    drop_deleted_groups(w);
+    open_listeners(w);
+}
+
+// Listeners open once the projection is loaded and a majority has proven it fresh.
+static void open_when_ready(struct node_worker *w)
+{
+    if (!w->is_fenced && !w->is_fencing && broker_is_loaded(w->broker)) {
+        w->is_fencing = true;
+        metastore_fence(w->node->metastore, w->number, 10000, on_fenced, w);
+    }
+}
+
+// ---- the turn ----------------------------------------------------------------------------------------------------
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+uint64_t node_worker_turn(void *ctx)
+{
+    struct node_worker *w = ctx;
+    struct node *n = w->node;
+    atomic_fetch_add_explicit(&w->shared_turns, 1, memory_order_relaxed);
+    uint64_t next = UINT64_MAX;
+    if (w->host) {
+        amqp09_turn_begin(w->amqp);
+        for (struct wal_submission *s; (s = wal_thread_poll(n->wal, w->number)) != NULL;) {
+            host_wal_done(w->host, s);
+        }
+        if (w->number == 0) {
+            next = earlier(next, metastore_turn(n->metastore));
+        }
+        queue_service_turn(w->queues);
+        next = earlier(next, host_turn(w->host));
+        next = earlier(next, queue_service_turn(w->queues));
+        host_net(w->host)->flush(host_net(w->host));
+        next = earlier(next, amqp09_turn_end(w->amqp));
+        for (uint32_t i = 0; i < w->listeners_count; i++) {
+            next = earlier(next, amqp09_listener_flush(w->listeners[i]));
+        }
+        open_when_ready(w);
+        if (host_is_failed(w->host)) {
+            log_critical("the disk failed: this node stops, so that nothing is acknowledged that is not durable");
+            abort();
+        }
+    }
+    if (w->number == 0) {
+        next = earlier(next, member_turn(n, clock_mono_ns(env_system_clock())));
+        if (n->ctl) {
+            next = earlier(next, ctl_turn(n->ctl));
+        }
+    }
+    return next;
+}
+
+void node_worker_close(struct node_worker *w)
+{
+    for (uint32_t i = 0; i < w->listeners_count; i++) {
+        amqp09_listener_close(w->listeners[i]);
+    }
+    w->listeners_count = 0;
+}
