@@ -13,7 +13,7 @@ SAN     ?=
 WARN    := -Wall -Wextra -Wshadow -Wconversion -Wvla -Wno-sign-conversion -Werror
 PKGS    := libuv libprotobuf-c lmdb openssl libpcre2-8 jansson
 PACKAGES := gcc make pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler liblmdb-dev libssl-dev check \
-	libpcre2-dev libjansson-dev libmicrohttpd-dev python3 amqp-tools python3-pika iproute2 curl strace
+	libpcre2-dev libjansson-dev libmicrohttpd-dev python3 nodejs npm amqp-tools python3-pika iproute2 curl strace
 
 # Folders under src control, in dependency order (design.md: node/base <- proto <- consensus <- metastore <- node).
 DIRS    := node/base proto proto/amqp09 consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host consensus/peer \
