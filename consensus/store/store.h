@@ -27,6 +27,11 @@ struct store_config {
     uint64_t wal_file_bytes;
     uint32_t wal_align;
     uint64_t random;
+    uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
+    // Handed on to the WAL (wal_config.on_file_closed, on_done), for drivers without wal_thread. May be NULL with it.
+    void (*on_wal_file_closed)(void *ctx, uint64_t file_seq);
+    void (*on_wal_done)(void *ctx, struct wal_submission *s);
+    void *wal_ctx;
 };
 
 // What recovery found of one group; passed for each group known to checkpoint, segments or WAL.
@@ -55,6 +60,7 @@ struct store_snapshot_source {
     struct fsm_snapshot *handle;  // Ended (ops->snapshot_end) by the store on the worker thread.
     uint64_t index, term;
     struct config config;  // In force at `index`.
+    uint64_t size_estimate;  // ops->size_estimate of the machine; 0: not known.
 };
 
 // Binds worker `i`: its cold executor, how to hand a submission to the WAL, and the hooks of retirement.
@@ -124,11 +130,13 @@ struct glog_read {
     uint32_t indexes_count;
     size_t bytes_max;         // Stops after this many (at least one).
     // Result:
-    enum rc rc;               // RC_OK, RC_CORRUPT, RC_IO, RC_NOT_FOUND.
+    enum rc rc;               // RC_OK (read_count may be short because of bytes_max); else RC_CORRUPT, RC_IO or
+                              // RC_NOT_FOUND for indexes[read_count]; the records before it are in `bytes`.
     struct buf bytes;         // Owned by the reader of the result.
     uint32_t read_count;
     void (*done)(struct glog_read *r);  // Worker thread.
     void *owner;
+    void *plan;               // For the store.
 };
 void glog_read_start(struct glog *g, struct glog_read *r);
 
@@ -152,11 +160,12 @@ struct glog_snapshot_read {
     uint64_t index;       // Must be the current snapshot's, else RC_STALE.
     uint64_t position;    // In: where to go on. Out: the next.
     size_t bytes_max;
-    enum rc rc;
+    enum rc rc;           // RC_OK; RC_STALE, RC_NOT_FOUND, RC_CORRUPT, RC_IO.
     bool is_last;
-    struct buf bytes;
+    struct buf bytes;     // Owned by the reader of the result.
     void (*done)(struct glog_snapshot_read *r);
     void *owner;
+    void *plan;           // For the store.
 };
 void glog_snapshot_read_start(struct glog *g, struct glog_snapshot_read *r);
 
@@ -168,9 +177,10 @@ struct glog_snapshot_write {
     uint64_t position;  // Of the sender, echoed for flow control.
     struct buf bytes;   // Taken.
     bool is_last;
-    enum rc rc;
+    enum rc rc;         // RC_OK; RC_STALE (we have this snapshot or a newer one), RC_MALFORMED, RC_CORRUPT, disk errors.
     void (*done)(struct glog_snapshot_write *w);  // Worker thread; after the last one with RC_OK the snapshot is current.
     void *owner;
+    void *plan;         // For the store.
 };
 void glog_snapshot_write_start(struct glog *g, struct glog_snapshot_write *w);
 void glog_snapshot_write_abort(struct glog *g);
@@ -185,5 +195,6 @@ struct glog_snapshot_load {
     struct buf bytes;    // For the store.
     uint64_t position;
     enum rc rc;
+    void *plan;          // For the store.
 };
 void glog_snapshot_load_start(struct glog *g, struct glog_snapshot_load *l);

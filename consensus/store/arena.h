@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memtable of one worker: arena chunks into which all its groups lay down records one after another.
+//
+// A record is named by {chunk id, offset}. A chunk with memory is read directly; one whose memory was given back still
+// knows in which WAL file each piece of it lies. A chunk goes away when no record in it is referred to any more.
+// Owner thread: the worker's. No I/O.
+#pragma once
+#include "consensus/wal/wal.h"
+#include "node/base/list.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+// Where a record is: chunk id in the upper half, offset in the lower.
+#define REF_NONE UINT64_MAX
+static inline uint64_t ref_of(uint32_t chunk, uint32_t offset)
+{
+    return (uint64_t)chunk << 32 | offset;
+}
+
+// A stretch of a chunk that lies in one piece in one WAL file.
+struct piece {
+    uint64_t file_seq;
+    uint64_t file_offset;
+    uint32_t start;  // In the chunk. Pieces are ascending.
+    uint32_t len;
+};
+
+struct chunk {
+    struct list link;    // In arena.memory while it has memory.
+    uint8_t *mem;        // NULL: evicted, or recovered and never in memory.
+    uint32_t id;
+    uint32_t cap;        // Bytes of mem.
+    uint32_t used;
+    uint32_t durable;    // Bytes known durable; a prefix, because submissions complete in order.
+    uint32_t refs;       // Records referred to from windows.
+    uint32_t pieces_count;
+    uint32_t pieces_cap;
+    bool is_pinned;      // Is the current chunk, or not wholly durable: must keep its memory and stay.
+    struct piece *pieces;
+};
+
+// Bytes laid down and not yet handed to the WAL; contiguous in one chunk.
+struct arena_range {
+    struct chunk *chunk;
+    uint32_t start;
+    uint32_t len;
+};
+
+enum { ARENA_POOL = 4 };  // Chunks of normal size kept for reuse: the steady state of a full memtable needs no malloc.
+
+struct arena {
+    struct chunk **table;    // By id - table_base; NULL where the chunk is gone.
+    uint32_t table_base;
+    uint32_t table_len;
+    uint32_t table_cap;
+    uint32_t table_gone;     // NULLs at the front.
+    struct chunk *current;   // NULL before the first record.
+    struct list memory;      // struct chunk with memory, oldest first.
+    uint64_t budget;
+    uint64_t bytes;          // Memory of chunks.
+    uint64_t pinned_bytes;   // The part of it that cannot be given back now.
+    uint64_t unsynced_bytes;  // Laid down and not durable.
+    uint32_t chunk_bytes;
+    uint32_t range_bytes;    // Longest range handed to the WAL unless it is one record.
+    struct arena_range *pending;
+    uint32_t pending_count;
+    uint32_t pending_cap;
+    uint8_t *pool[ARENA_POOL];
+    uint32_t pool_count;
+    // Memory given back in this turn: spans handed out earlier in the turn may still point to it.
+    struct grave {
+        uint8_t *mem;
+        uint32_t cap;
+    } *graves;
+    uint32_t graves_count;
+    uint32_t graves_cap;
+    uint64_t graves_bytes;
+};
+
+void arena_init(struct arena *a, uint64_t budget, uint64_t wal_file_bytes);
+void arena_deinit(struct arena *a);
+// Room for one record of `size` bytes (multiple of 8), as the newest of this arena. `*ref` names it. The chunk does not
+// count a reference yet: arena_ref_add.
+uint8_t *arena_alloc(struct arena *a, uint32_t size, uint64_t *ref);
+// Takes the last allocation back (its sum turned out wrong).
+void arena_undo(struct arena *a, uint32_t size, uint64_t ref);
+// A chunk without memory that stands for a whole recovered WAL file: offsets in it are offsets in the file.
+// It stays, references or not, until arena_file_filled.
+uint32_t arena_add_file(struct arena *a, uint64_t file_seq);
+void arena_file_filled(struct arena *a, uint32_t id);
+
+struct chunk *arena_chunk(const struct arena *a, uint64_t ref);  // Never NULL for a valid reference.
+static inline void arena_ref_add(struct arena *a, uint64_t ref)
+{
+    arena_chunk(a, ref)->refs++;
+}
+void arena_ref_drop(struct arena *a, uint64_t ref);
+// The record in memory, or NULL.
+static inline const uint8_t *arena_ptr(const struct arena *a, uint64_t ref)
+{
+    const struct chunk *c = arena_chunk(a, ref);
+    return c->mem == NULL ? NULL : c->mem + (uint32_t)ref;
+}
+// Where the record is on disk; NULL while it is not durable. *offset_out is its offset in the file.
+const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *offset_out);
+
+// A range came back from the WAL.
+void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t file_seq, uint64_t file_offset);
+// End of a turn: frees what was given back in the turn before, gives back what is over budget.
+void arena_turn(struct arena *a);
+static inline bool arena_is_over_budget(const struct arena *a)
+{
+    return a->pinned_bytes >= a->budget;
+}
+static inline uint64_t arena_memory(const struct arena *a)
+{
+    return a->bytes + a->graves_bytes + (uint64_t)a->pool_count * a->chunk_bytes;
+}

@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: Apache-2.0
+// Problem: a group's log is spread over memory, WAL files and segments, and most groups' logs are empty. Idea: a window
+// of 8-byte references for what is not in segments yet, a table of runs for what is, nothing for what is neither.
+//
+// Invariants (glog_check): the window, if not empty, ends at `last`; runs are ascending, disjoint and lie before the
+// window's references; every reference counts in its chunk, every run in its segment; an index at or below the
+// snapshot exists only if it is in the snapshot's live set.
+#include "consensus/store/core.h"
+
+struct glog *glog_create(struct store_worker *w, uint64_t group)
+{
+    assert(map_get(&w->groups, group) == NULL);
+    struct glog *g = mem_zalloc(sizeof(*g));
+    g->worker = w;
+    g->group = group;
+    g->harvest_cut = UINT64_MAX;
+    g->segment_floor = atomic_load(&w->store->shared_next_segment);
+    list_init(&g->active);
+    g->epoch = ++w->epochs;
+    map_put(&w->groups, group, g);
+    return g;
+}
+
+static void run_drop(struct glog *g, struct run *r)
+{
+    atomic_fetch_sub_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+    segment_release(g->worker, r->segment);
+}
+
+static void drop_runs(struct glog *g, uint32_t from)
+{
+    for (uint32_t i = from; i < g->runs_count; i++) {
+        run_drop(g, &g->runs[i]);
+    }
+    g->runs_count = from;
+    if (from == 0) {
+        free(g->runs);
+        g->runs = NULL;
+        g->runs_cap = 0;
+    }
+}
+
+static void free_snapshot(struct glog *g)
+{
+    if (g->snapshot != NULL) {
+        segment_release(g->worker, g->snapshot->segment);
+        free(g->snapshot);
+        g->snapshot = NULL;
+    }
+}
+
+void glog_free(struct glog *g)
+{
+    glog_cut(g, 1);
+    free_snapshot(g);
+    map_remove(&g->worker->snapshot_wanted, g->group);
+    map_remove(&g->worker->groups, g->group);
+    if (g->receive != NULL) {
+        receive_drop(g->worker, g->receive);
+    }
+    free(g);
+}
+
+struct glog *store_glog_create(struct store_worker *w, uint64_t group)
+{
+    return glog_create(w, group);
+}
+
+struct glog *store_glog_find(struct store_worker *w, uint64_t group)
+{
+    return map_get(&w->groups, group);
+}
+
+void glog_delete(struct glog *g)
+{
+    // All segments up to now are of this life of the group; should it come back, under another replica id, they are void.
+    glog_put_control(g, RECORD_TOMBSTONE, 0, atomic_load(&g->worker->store->shared_next_segment), 0, (struct span){0});
+    glog_free(g);
+}
+
+uint64_t glog_first(const struct glog *g)
+{
+    return glog_snapshot_index(g) + 1;
+}
+
+uint64_t glog_last(const struct glog *g)
+{
+    return g->last;
+}
+
+uint64_t glog_bytes_since_snapshot(const struct glog *g)
+{
+    return g->bytes_appended - g->bytes_at_snapshot;
+}
+
+// ---- the window ----------------------------------------------------------------------------------------------------
+
+static uint64_t *slot(struct glog *g, uint64_t index)
+{
+    return &g->refs[(g->refs_head + (uint32_t)(index - g->window_first)) & (g->refs_cap - 1)];
+}
+
+static void window_grow(struct glog *g)
+{
+    uint32_t cap = g->refs_cap == 0 ? 8 : g->refs_cap * 2;
+    uint64_t *refs = mem_alloc((size_t)cap * sizeof(*refs));
+    for (uint32_t i = 0; i < g->window_count; i++) {
+        refs[i] = g->refs[(g->refs_head + i) & (g->refs_cap - 1)];
+    }
+    free(g->refs);
+    g->refs = refs;
+    g->refs_cap = cap;
+    g->refs_head = 0;
+}
+
+// Gives memory back once only an eighth of it is used: a backlog that went to segments costs nothing here.
+static void window_shrink(struct glog *g)
+{
+    if (g->window_count == 0) {
+        free(g->refs);
+        g->refs = NULL;
+        g->refs_cap = g->refs_head = 0;
+        list_remove(&g->active);
+        return;
+    }
+    if (g->refs_cap <= 64 || g->window_count > g->refs_cap / 8) {
+        return;
+    }
+    uint32_t cap = g->refs_cap;
+    while (cap > 64 && g->window_count <= cap / 4) {
+        cap /= 2;
+    }
+    uint64_t *refs = mem_alloc((size_t)cap * sizeof(*refs));
+    for (uint32_t i = 0; i < g->window_count; i++) {
+        refs[i] = g->refs[(g->refs_head + i) & (g->refs_cap - 1)];
+    }
+    free(g->refs);
+    g->refs = refs;
+    g->refs_cap = cap;
+    g->refs_head = 0;
+}
+
+void glog_window_push(struct glog *g, uint64_t ref)
+{
+    if (g->window_count == g->refs_cap) {
+        window_grow(g);
+    }
+    if (g->window_count == 0) {
+        list_add_tail(&g->worker->active, &g->active);
+    }
+    g->refs[(g->refs_head + g->window_count) & (g->refs_cap - 1)] = ref;
+    g->window_count++;
+    if (ref != REF_NONE) {
+        arena_ref_add(&g->worker->arena, ref);
+    }
+}
+
+void glog_window_trim(struct glog *g)
+{
+    while (g->window_count > 0 && g->refs[g->refs_head] == REF_NONE) {
+        g->refs_head = (g->refs_head + 1) & (g->refs_cap - 1);
+        g->window_first++;
+        g->window_count--;
+    }
+    if (g->refs != NULL) {
+        window_shrink(g);
+    }
+}
+
+void glog_window_drop(struct glog *g, uint64_t first, uint64_t last)
+{
+    if (g->window_count == 0) {
+        return;
+    }
+    uint64_t end = g->window_first + g->window_count;
+    first = first < g->window_first ? g->window_first : first;
+    for (uint64_t i = first; i <= last && i < end; i++) {
+        uint64_t *s = slot(g, i);
+        if (*s != REF_NONE) {
+            arena_ref_drop(&g->worker->arena, *s);
+            *s = REF_NONE;
+        }
+    }
+    glog_window_trim(g);
+}
+
+// ---- runs ------------------------------------------------------------------------------------------------------------
+
+static uint32_t runs_find(const struct glog *g, uint64_t index)
+{
+    uint32_t low = 0, high = g->runs_count;  // First run whose last >= index.
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (run_last(&g->runs[mid]) < index) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+void glog_add_run(struct glog *g, const struct run *run)
+{
+    uint32_t at = runs_find(g, run->first);
+    assert(at == g->runs_count || run_last(run) < g->runs[at].first);
+    if (g->runs_count == g->runs_cap) {
+        g->runs_cap = g->runs_cap == 0 ? 2 : g->runs_cap + g->runs_cap / 2 + 1;
+        g->runs = mem_realloc(g->runs, g->runs_cap * sizeof(*g->runs));
+    }
+    memmove(g->runs + at + 1, g->runs + at, (g->runs_count - at) * sizeof(*g->runs));
+    g->runs[at] = *run;
+    g->runs_count++;
+    atomic_fetch_add_explicit(&run->segment->shared_live_bytes, run_live_bytes(run), memory_order_relaxed);
+}
+
+// Entries of a run that still count: the live ones at or below the snapshot, and all above it.
+static uint64_t live_in(const struct glog *g, const struct run *r)
+{
+    uint64_t last = run_last(r), snapshot = glog_snapshot_index(g);
+    uint64_t live = g->snapshot == NULL ? 0 : snapshot_live_between(g->snapshot, r->first, last);
+    if (last > snapshot) {
+        live += last - (r->first > snapshot ? r->first - 1 : snapshot);
+    }
+    return live;
+}
+
+enum glog_where glog_find(const struct glog *g, uint64_t index, uint64_t *ref, const struct run **run)
+{
+    if (index == 0 || index > g->last) {
+        return WHERE_NOWHERE;
+    }
+    if (index <= glog_snapshot_index(g) && !snapshot_is_live(g->snapshot, index)) {
+        return WHERE_NOWHERE;
+    }
+    if (g->window_count > 0 && index >= g->window_first) {
+        *ref = glog_window_ref(g, index);
+        if (*ref != REF_NONE) {
+            return WHERE_CHUNK;
+        }
+    }
+    uint32_t at = runs_find(g, index);
+    if (at == g->runs_count || index < g->runs[at].first) {
+        return WHERE_NOWHERE;
+    }
+    *run = &g->runs[at];
+    return WHERE_RUN;
+}
+
+// ---- cutting -----------------------------------------------------------------------------------------------------------
+
+void glog_cut(struct glog *g, uint64_t from)
+{
+    assert(from >= 1);
+    if (g->window_count > 0) {
+        uint64_t end = g->window_first + g->window_count;
+        uint64_t keep = from > g->window_first ? from - g->window_first : 0;
+        for (uint64_t i = g->window_first + keep; i < end; i++) {
+            uint64_t ref = *slot(g, i);
+            if (ref != REF_NONE) {
+                arena_ref_drop(&g->worker->arena, ref);
+            }
+        }
+        if (keep < g->window_count) {
+            g->window_count = (uint32_t)keep;
+            glog_window_trim(g);
+        }
+    }
+    uint32_t at = runs_find(g, from);
+    if (at < g->runs_count && g->runs[at].first < from) {
+        struct run *r = &g->runs[at];
+        assert(r->count == r->span + 1);  // Only dense runs reach above the snapshot.
+        uint32_t left = (uint32_t)(from - r->first);
+        atomic_fetch_sub_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        r->bytes = (uint32_t)((uint64_t)r->bytes * left / r->count);
+        r->count = left;
+        r->span = left - 1;
+        r->live = (uint32_t)live_in(g, r);
+        atomic_fetch_add_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        at++;
+    }
+    drop_runs(g, at);
+    g->epoch = ++g->worker->epochs;
+    if (from < g->harvest_cut) {
+        g->harvest_cut = from;
+    }
+}
+
+void glog_truncate(struct glog *g, uint64_t from)
+{
+    assert(from > glog_snapshot_index(g));
+    if (from > g->last) {
+        return;
+    }
+    glog_cut(g, from);
+    g->last = from - 1;
+    glog_put_control(g, RECORD_TRUNCATE, 0, from, 0, (struct span){0});
+}
+
+// Runs at or below the snapshot stay only with live entries in them.
+static void filter_runs(struct glog *g)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < g->runs_count; i++) {
+        struct run *r = &g->runs[i];
+        uint64_t live = live_in(g, r);
+        if (live == 0) {
+            run_drop(g, r);
+            continue;
+        }
+        // A new live set is part of the one before, so what is in the span and live is in the run.
+        atomic_fetch_sub_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        r->live = live < r->count ? (uint32_t)live : r->count;
+        atomic_fetch_add_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        g->runs[kept++] = *r;
+    }
+    g->runs_count = kept;
+    drop_runs(g, kept);
+}
+
+// Drops the window's references at or below the snapshot that are not live.
+static void filter_window(struct glog *g)
+{
+    const struct snapshot *s = g->snapshot;
+    if (g->window_count == 0 || g->window_first > s->index) {
+        return;
+    }
+    uint64_t end = g->window_first + g->window_count;
+    uint64_t stop = s->index + 1 < end ? s->index + 1 : end;
+    uint32_t range = snapshot_live_find(s, g->window_first);
+    for (uint64_t i = g->window_first; i < stop; i++) {
+        while (range < s->live_count && s->live[range].last < i) {
+            range++;
+        }
+        bool is_live = range < s->live_count && s->live[range].first <= i;
+        uint64_t *ref = slot(g, i);
+        if (!is_live && *ref != REF_NONE) {
+            arena_ref_drop(&g->worker->arena, *ref);
+            *ref = REF_NONE;
+        }
+    }
+    glog_window_trim(g);
+}
+
+void glog_publish_snapshot(struct glog *g, struct snapshot *s, uint64_t bytes_at_snapshot)
+{
+    assert(s->index > glog_snapshot_index(g));
+    free_snapshot(g);
+    g->snapshot = s;
+    g->bytes_at_snapshot = bytes_at_snapshot;
+    if (g->last < s->index) {
+        g->last = s->index;
+    }
+    filter_window(g);
+    filter_runs(g);
+}
+
+// ---- laying down -------------------------------------------------------------------------------------------------------
+
+static uint64_t append_ref(struct glog *g, uint64_t index, uint64_t ref, uint32_t size)
+{
+    assert(index == g->last + 1);
+    if (g->window_count == 0) {
+        g->window_first = index;
+    }
+    glog_window_push(g, ref);
+    g->last = index;
+    g->bytes_appended += size;
+    return index;
+}
+
+void glog_put_control(struct glog *g, uint16_t kind, uint16_t flags, uint64_t index, uint64_t term, struct span payload)
+{
+    uint64_t ref = 0;
+    uint32_t size = (uint32_t)record_size((uint32_t)payload.len);
+    uint8_t *to = arena_alloc(&g->worker->arena, size, &ref);
+    struct record_disk r = {.len = (uint32_t)payload.len, .group = g->group, .index = index, .term = term, .kind = kind,
+                            .flags = flags};
+    memcpy(to, &r, sizeof(r));
+    if (payload.len > 0) {
+        memcpy(to + RECORD_HEADER_BYTES, payload.ptr, payload.len);
+    }
+    memset(to + RECORD_HEADER_BYTES + payload.len, 0, size - RECORD_HEADER_BYTES - payload.len);
+    r.crc = crc32c(0, to + 4, RECORD_HEADER_BYTES - 4 + payload.len);
+    memcpy(to, &r.crc, 4);
+}
+
+void glog_write_hard_state(struct glog *g, struct hard_state hs)
+{
+    assert(hs.term >= g->hard_state.term);
+    g->hard_state = hs;
+    glog_put_control(g, RECORD_HARD_STATE, 0, 0, hs.term, span_of(&hs.vote, sizeof(hs.vote)));
+}
+
+enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_kind kind, uint32_t aux,
+                    const struct glog_part *parts, uint32_t parts_count, bool is_reserved)
+{
+    assert(index == g->last + 1);
+    assert(record_has_index((uint16_t)kind));
+    struct arena *a = &g->worker->arena;
+    if (!is_reserved && arena_is_over_budget(a)) {
+        return RC_FULL;
+    }
+    uint64_t len = 0;
+    for (uint32_t i = 0; i < parts_count; i++) {
+        len += parts[i].len;
+    }
+    assert(len <= RECORD_PAYLOAD_MAX);
+    uint32_t size = (uint32_t)record_size((uint32_t)len);
+    uint64_t ref = 0;
+    uint8_t *to = arena_alloc(a, size, &ref);
+    struct record_disk r = {.len = (uint32_t)len, .group = g->group, .index = index, .term = term,
+                            .kind = (uint16_t)kind, .aux = aux};
+    uint32_t crc = crc32c(0, (const uint8_t *)&r + 4, RECORD_HEADER_BYTES - 4);
+    uint8_t *at = to + RECORD_HEADER_BYTES;
+    for (uint32_t i = 0; i < parts_count; i++) {
+        crc = crc32c_copy(crc, at, parts[i].ptr, parts[i].len);
+        at += parts[i].len;
+    }
+    r.crc = crc;
+    memcpy(to, &r, sizeof(r));
+    memset(at, 0, (size_t)(to + size - at));
+    append_ref(g, index, ref, size);
+    return RC_OK;
+}
+
+enum rc glog_append_record(struct glog *g, struct span record)
+{
+    struct record_disk r;
+    uint64_t size = 0;
+    if (record_peek(record, &r, &size) != RC_OK || r.group != g->group || !record_has_index(r.kind)) {
+        return RC_CORRUPT;
+    }
+    assert(r.index == g->last + 1);
+    uint64_t ref = 0;
+    uint8_t *to = arena_alloc(&g->worker->arena, (uint32_t)size, &ref);
+    if (record_copy_checked(to, record, &size) != RC_OK) {
+        arena_undo(&g->worker->arena, (uint32_t)size, ref);
+        return RC_CORRUPT;
+    }
+    append_ref(g, r.index, ref, (uint32_t)size);
+    return RC_OK;
+}
+
+// ---- reading from memory -----------------------------------------------------------------------------------------------
+
+enum rc glog_get(struct glog *g, uint64_t index, struct entry *out)
+{
+    uint64_t ref = 0;
+    const struct run *run = NULL;
+    enum glog_where where = glog_find(g, index, &ref, &run);
+    if (where == WHERE_NOWHERE) {
+        return RC_NOT_FOUND;
+    }
+    const uint8_t *p = where == WHERE_CHUNK ? arena_ptr(&g->worker->arena, ref) : NULL;
+    if (p == NULL) {
+        return RC_COLD;
+    }
+    struct record_disk r;
+    memcpy(&r, p, sizeof(r));
+    assert(r.index == index);
+    assert(r.group == g->group);
+    *out = (struct entry){.group = g->group, .index = index, .term = r.term, .kind = r.kind, .flags = r.flags,
+                          .aux = r.aux, .payload = span_of(p + RECORD_HEADER_BYTES, r.len)};
+    return RC_OK;
+}
+
+enum rc glog_ranges(struct glog *g, uint64_t from, uint64_t to, size_t bytes_max, struct iovec *iov, int iov_max,
+                    int *iov_count, uint32_t *entries, struct term_run *runs, uint8_t runs_max, uint8_t *runs_count)
+{
+    assert(iov_max > 0 && runs_max > 0);
+    *iov_count = 0;
+    *entries = 0;
+    *runs_count = 0;
+    if (from <= glog_snapshot_index(g) || from > g->last) {
+        return RC_NOT_FOUND;
+    }
+    to = to < g->last ? to : g->last;
+    size_t bytes = 0;
+    for (uint64_t i = from; i <= to; i++) {
+        if (g->window_count == 0 || i < g->window_first) {
+            break;
+        }
+        const uint8_t *p = arena_ptr(&g->worker->arena, glog_window_ref(g, i));
+        if (p == NULL) {
+            break;
+        }
+        struct record_disk r;
+        memcpy(&r, p, sizeof(r));
+        assert(r.index == i);
+        uint64_t size = record_size(r.len);
+        if (*entries > 0 && bytes + size > bytes_max) {
+            return RC_OK;
+        }
+        bool is_new_run = *runs_count == 0 || runs[*runs_count - 1].term != r.term;
+        struct iovec *last = *iov_count == 0 ? NULL : &iov[*iov_count - 1];
+        bool is_adjacent = last != NULL && (const uint8_t *)last->iov_base + last->iov_len == p;
+        if ((is_new_run && *runs_count == runs_max) || (!is_adjacent && *iov_count == iov_max)) {
+            return RC_OK;
+        }
+        if (is_new_run) {
+            runs[(*runs_count)++] = (struct term_run){.first = i, .term = r.term};
+        }
+        if (is_adjacent) {
+            last->iov_len += size;
+        } else {
+            iov[(*iov_count)++] = (struct iovec){.iov_base = (void *)(uintptr_t)p, .iov_len = size};
+        }
+        bytes += size;
+        (*entries)++;
+    }
+    return *entries > 0 ? RC_OK : RC_COLD;
+}

@@ -1,0 +1,664 @@
+// SPDX-License-Identifier: Apache-2.0
+// Retirement of WAL files and snapshots: one harvest at a time per worker.
+//
+// Problem: WAL files must come free although some entries in them are needed for long. Idea: what a closed file still
+// holds of use is written to one sealed segment together with the snapshots that make the rest useless.
+//
+//   plan (worker)   for each group with entries in the file: a frozen snapshot if it is worth it, and where the entries lie
+//   write (cold)    snapshot chunks and entries -> segment, sealed
+//   publish (worker)  snapshots become current (log cut only now, P11); entries are found in the segment from now on
+//   leave           wait until (a) cold reads that may still look into the file have run and (b) everything laid down
+//                   before the publication is durable; the last worker to come here writes the checkpoint, and then
+//                   the file is free
+//
+// (b) because plan and checkpoint go by the log in memory, which may be ahead of the disk by a truncation; a crash
+// must not bring back a tail whose middle is gone.
+// Between plan and publication the log may be truncated (glog.harvest_cut), replaced by an installed snapshot (the same,
+// cut at 1), or deleted (not found; or found again without is_harvested).
+#include "consensus/store/core.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+struct harvest_item {
+    uint32_t delta;   // Index - base of its group.
+    uint32_t offset;  // In the WAL file, / 8.
+};
+
+struct harvest_group {
+    uint64_t group;
+    uint64_t base;            // Index of the first item.
+    uint64_t committed;       // At or below: no version but this one.
+    uint32_t items_at;
+    uint32_t items_count;
+    bool has_snapshot;
+    struct store_snapshot_source source;
+    struct buf live;          // struct live_range; of the snapshot.
+    uint64_t bytes_at;        // glog.bytes_appended when it was frozen.
+    // Results.
+    uint64_t position;        // Of the snapshot.
+    uint64_t bytes;
+    uint32_t chunks;
+    uint32_t runs_at;         // In harvest.runs.
+    uint32_t runs_count;
+};
+
+struct harvest {
+    struct plan plan;
+    struct job job;
+    struct store_worker *worker;
+    uint64_t file_seq;     // 0: only snapshots.
+    uint64_t segment_seq;
+    struct buf groups;     // struct harvest_group.
+    struct buf items;      // struct harvest_item.
+    struct buf runs;       // struct run_disk, from the writer.
+    uint64_t segment_bytes;  // 0: nothing had to be written.
+    enum rc rc;
+};
+
+struct leaving {
+    struct list link;
+    struct plan plan;
+    struct job job;
+    struct store_worker *worker;
+    uint64_t seq;
+    uint64_t after;        // Submission that makes the published state durable.
+    bool is_barrier_done;  // Cold reads from before the publication have run.
+    struct buf lines;
+    uint32_t lines_count;
+};
+
+struct checkpoint_job {
+    struct plan plan;
+    struct job job;
+    struct store_worker *worker;
+    struct round *round;
+    enum rc rc;
+};
+
+static uint32_t groups_count(const struct harvest *h)
+{
+    return (uint32_t)(h->groups.len / sizeof(struct harvest_group));
+}
+static struct harvest_group *group_at(const struct harvest *h, uint32_t i)
+{
+    return (struct harvest_group *)(void *)h->groups.ptr + i;
+}
+
+static void harvest_free(struct store_worker *w, struct plan *p)
+{
+    struct harvest *h = container_of(p, struct harvest, plan);
+    for (uint32_t i = 0; i < groups_count(h); i++) {
+        struct harvest_group *hg = group_at(h, i);
+        if (hg->has_snapshot) {
+            hg->source.ops->snapshot_end(hg->source.handle);
+        }
+        buf_deinit(&hg->live);
+    }
+    buf_deinit(&h->groups);
+    buf_deinit(&h->items);
+    buf_deinit(&h->runs);
+    w->harvest = NULL;
+    free(h);
+}
+
+// ---- planning ------------------------------------------------------------------------------------------------------------
+
+// Whether freezing and encoding the state now frees enough: what becomes dead must outweigh what is written. A backlog
+// of which nothing dies gets one too now and then, for a start must read the log from the snapshot on.
+static bool is_worth_it(const struct glog *g, const struct harvest_group *hg)
+{
+    const struct store_snapshot_source *src = &hg->source;
+    uint64_t since = glog_bytes_since_snapshot(g), before = glog_snapshot_index(g);
+    uint64_t entries = src->index - before, live_entries = 0, live_all = 0;
+    const struct live_range *live = (const struct live_range *)(const void *)hg->live.ptr;
+    for (size_t i = 0; i < hg->live.len / sizeof(*live); i++) {
+        live_all += live[i].last - live[i].first + 1;
+        if (live[i].last > before) {
+            live_entries += live[i].last - (live[i].first > before ? live[i].first - 1 : before);
+        }
+    }
+    uint64_t estimate = src->size_estimate;
+    if (estimate == 0) {
+        estimate = 128 + live_all * 8;
+    }
+    uint64_t dead = since / entries * (entries - live_entries) + since % entries;
+    return dead > estimate || since / 4 > estimate;
+}
+
+// Freezes the group's state for a snapshot if that is asked for or worth it.
+static void plan_snapshot(struct store_worker *w, struct glog *g, struct harvest_group *hg, bool is_asked)
+{
+    if (!is_asked) {
+        if (g->hold > 0) {
+            g->hold--;
+            return;
+        }
+        uint64_t last_size = g->snapshot == NULL ? 0 : g->snapshot->bytes;
+        if (glog_bytes_since_snapshot(g) <= last_size || g->receive != NULL) {
+            return;
+        }
+    }
+    hg->source = (struct store_snapshot_source){0};
+    if (w->hooks.snapshot_begin == NULL || !w->hooks.snapshot_begin(w->hooks.ctx, g->group, &hg->source)) {
+        return;
+    }
+    assert(hg->source.index <= g->last || hg->source.index <= glog_snapshot_index(g));
+    hg->has_snapshot = hg->source.index > glog_snapshot_index(g);
+    if (hg->has_snapshot) {
+        hg->source.ops->snapshot_live(hg->source.handle, &hg->live);
+        hg->bytes_at = g->bytes_appended;
+        hg->has_snapshot = is_asked || is_worth_it(g, hg);
+    }
+    if (!hg->has_snapshot) {
+        hg->source.ops->snapshot_end(hg->source.handle);
+        hg->live.len = 0;
+    }
+}
+
+struct scan {
+    struct harvest *h;
+    struct harvest_group *hg;
+    const struct glog *g;
+    uint32_t chunk;            // Of `piece`.
+    const struct piece *piece;  // Last one used: neighbours share it.
+};
+
+// Adds one entry. False: it lies behind the file.
+static bool scan_entry(struct scan *s, uint64_t index)
+{
+    uint64_t ref = glog_window_ref(s->g, index), position = 0;
+    if (ref == REF_NONE) {
+        return true;
+    }
+    uint32_t offset = (uint32_t)ref;
+    const struct piece *p = s->piece;
+    if (p != NULL && s->chunk == ref >> 32 && offset >= p->start && offset - p->start < p->len) {
+        position = p->file_offset + (offset - p->start);
+    } else {
+        p = arena_piece(&s->g->worker->arena, ref, &position);
+        if (p == NULL) {
+            return false;
+        }
+        s->piece = p;
+        s->chunk = (uint32_t)(ref >> 32);
+    }
+    if (p->file_seq > s->h->file_seq) {
+        return false;
+    }
+    assert(p->file_seq == s->h->file_seq);  // Older files have been retired.
+    if (s->hg->items_count == 0) {
+        s->hg->base = index;
+        s->hg->items_at = (uint32_t)(s->h->items.len / sizeof(struct harvest_item));
+    }
+    assert(index - s->hg->base <= UINT32_MAX);
+    struct harvest_item item = {.delta = (uint32_t)(index - s->hg->base), .offset = (uint32_t)(position / 8)};
+    buf_bytes(&s->h->items, &item, sizeof(item));
+    s->hg->items_count++;
+    return true;
+}
+
+// Lists the group's live entries in the file: of those at or below the coming snapshot the ones in its live set.
+static void plan_entries(struct harvest *h, struct harvest_group *hg, const struct glog *g)
+{
+    struct scan s = {.h = h, .hg = hg, .g = g};
+    uint64_t end = g->window_first + g->window_count, from = g->window_first;
+    if (hg->has_snapshot) {
+        const struct live_range *live = (const struct live_range *)(const void *)hg->live.ptr;
+        for (size_t k = 0; k < hg->live.len / sizeof(*live); k++) {
+            for (uint64_t i = live[k].first > from ? live[k].first : from; i <= live[k].last && i < end; i++) {
+                if (!scan_entry(&s, i)) {
+                    return;
+                }
+            }
+        }
+        from = hg->source.index + 1 > from ? hg->source.index + 1 : from;
+    }
+    for (uint64_t i = from; i < end; i++) {
+        if (!scan_entry(&s, i)) {
+            return;
+        }
+    }
+}
+
+static bool has_entries_in(const struct glog *g, uint64_t file_seq)
+{
+    uint64_t position;
+    const struct piece *p = g->window_count == 0 ? NULL : arena_piece(&g->worker->arena, g->refs[g->refs_head], &position);
+    return p != NULL && p->file_seq <= file_seq;
+}
+
+static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g, bool is_asked)
+{
+    assert(!g->is_harvested);
+    struct harvest_group hg = {.group = g->group};
+    buf_init(&hg.live);
+    bool is_in_file = has_entries_in(g, h->file_seq);
+    plan_snapshot(w, g, &hg, is_asked);
+    hg.committed = hg.has_snapshot ? hg.source.index : glog_snapshot_index(g);
+    if (is_in_file) {
+        plan_entries(h, &hg, g);
+    }
+    if (!hg.has_snapshot && hg.items_count == 0) {
+        buf_deinit(&hg.live);
+        return;
+    }
+    g->is_harvested = true;
+    g->harvest_cut = UINT64_MAX;
+    buf_bytes(&h->groups, &hg, sizeof(hg));
+}
+
+static int compare_groups(const void *a, const void *b)
+{
+    const struct harvest_group *x = a, *y = b;
+    return (x->group > y->group) - (x->group < y->group);
+}
+
+static void harvest_run(struct job *job);
+static void harvest_done(struct job *job);
+static void leave(struct store_worker *w, uint64_t seq);
+static void pop_closed(struct store_worker *w);
+
+// Plans for a closed file, or with file_seq = 0 only for the snapshots asked for.
+static void harvest_start(struct store_worker *w, uint64_t file_seq)
+{
+    assert(w->harvest == NULL);
+    struct harvest *h = mem_zalloc(sizeof(*h));
+    h->worker = w;
+    h->file_seq = file_seq;
+    buf_init(&h->groups);
+    buf_init(&h->items);
+    buf_init(&h->runs);
+    plan_begin(w, &h->plan, harvest_free);
+    w->harvest = h;
+    uint32_t pos = 0;
+    struct glog *g;
+    while ((g = map_next(&w->snapshot_wanted, &pos, NULL, NULL)) != NULL) {
+        map_remove(&w->snapshot_wanted, g->group);
+        g->is_snapshot_wanted = false;
+        plan_group(w, h, g, true);
+    }
+    if (file_seq != 0) {
+        list_each(item, &w->active) {
+            g = list_entry(item, struct glog, active);
+            if (!g->is_harvested && has_entries_in(g, file_seq)) {
+                plan_group(w, h, g, false);
+            }
+        }
+    }
+    if (groups_count(h) == 0) {
+        plan_end(w, &h->plan);
+        if (file_seq != 0) {
+            pop_closed(w);
+            leave(w, file_seq);
+        }
+        return;
+    }
+    qsort(h->groups.ptr, groups_count(h), sizeof(struct harvest_group), compare_groups);
+    h->segment_seq = store_next_segment(w->store);
+    h->job = (struct job){.run = harvest_run, .done = harvest_done};
+    exec_submit(w->exec, &h->job);
+}
+
+void glog_snapshot_request(struct glog *g)
+{
+    if (!g->is_snapshot_wanted) {
+        g->is_snapshot_wanted = true;
+        map_put(&g->worker->snapshot_wanted, g->group, g);
+    }
+}
+
+// ---- writing (cold thread) ---------------------------------------------------------------------------------------------------
+
+// The header's chunk records, numbered from 0. Returns how many.
+static uint32_t header_records(const struct harvest_group *hg, const struct snapshot_header *h, struct buf *out)
+{
+    struct buf bytes;
+    buf_init(&bytes);
+    snapshot_header_encode(h, &bytes);
+    uint32_t chunks = 0;
+    for (size_t at = 0; at < bytes.len; at += LIMIT_SNAPSHOT_CHUNK_BYTES) {
+        size_t n = bytes.len - at < LIMIT_SNAPSHOT_CHUNK_BYTES ? bytes.len - at : LIMIT_SNAPSHOT_CHUNK_BYTES;
+        record_put(out, hg->group, hg->source.index, hg->source.term, RECORD_SNAPSHOT, RECORD_FLAG_HEADER, chunks++,
+                   span_of(bytes.ptr + at, n));
+    }
+    buf_deinit(&bytes);
+    return chunks;
+}
+
+// Header first; its totals are known only in the end, so unless the state is one chunk it is written over.
+static enum rc write_snapshot(struct segment_writer *w, struct harvest_group *hg, struct buf *chunk, struct buf *records)
+{
+    const struct store_snapshot_source *src = &hg->source;
+    struct snapshot_header h = {.fsm_version = src->ops->version, .config = src->config, .live = hg->live};
+    chunk->len = records->len = 0;
+    bool has_more = src->ops->snapshot_chunk(src->handle, chunk);
+    h.state_bytes = chunk->len;
+    h.chunks = header_records(hg, &h, records) + (chunk->len > 0);
+    records->len = 0;
+    hg->chunks = header_records(hg, &h, records);
+    TRY(segment_write_raw(w, buf_span(records), &hg->position));
+    uint64_t at = 0;
+    bool was_one = !has_more;
+    for (;;) {
+        if (chunk->len > 0) {
+            records->len = 0;
+            record_put(records, hg->group, src->index, src->term, RECORD_SNAPSHOT, 0, hg->chunks++, buf_span(chunk));
+            TRY(segment_write_raw(w, buf_span(records), &at));
+        }
+        if (!has_more) {
+            break;
+        }
+        chunk->len = 0;
+        has_more = src->ops->snapshot_chunk(src->handle, chunk);
+        h.state_bytes += chunk->len;
+    }
+    hg->bytes = w->flushed + w->out.len - hg->position;
+    if (!was_one) {
+        h.chunks = hg->chunks;
+        records->len = 0;
+        (void)header_records(hg, &h, records);
+        TRY(segment_patch(w, hg->position, buf_span(records)));
+    }
+    segment_add_snapshot(w, hg->group, src->index, src->term, hg->position, hg->bytes, hg->chunks);
+    return RC_OK;
+}
+
+static enum rc write_entries(struct harvest *h, struct segment_writer *w, struct harvest_group *hg)
+{
+    struct cold *cold = &h->worker->cold;
+    const struct harvest_item *items = (const struct harvest_item *)(const void *)h->items.ptr + hg->items_at;
+    hg->runs_at = segment_runs_count(w);
+    for (uint32_t i = 0; i < hg->items_count; i++) {
+        uint64_t index = hg->base + items[i].delta;
+        struct record_disk r;
+        struct span record;
+        TRY(cold_record(cold, (struct cold_file){.seq = h->file_seq}, (uint64_t)items[i].offset * 8, hg->group, index, &r,
+                        &record));
+        TRY(segment_write_entry(w, &r, record, index <= hg->committed));
+    }
+    segment_end_run(w);
+    hg->runs_count = segment_runs_count(w) - hg->runs_at;
+    return RC_OK;
+}
+
+static enum rc write_all(struct harvest *h, struct segment_writer *w)
+{
+    struct buf chunk, records;
+    buf_init(&chunk);
+    buf_init(&records);
+    enum rc rc = RC_OK;
+    for (uint32_t i = 0; i < groups_count(h) && rc == RC_OK; i++) {
+        struct harvest_group *hg = group_at(h, i);
+        if (hg->has_snapshot) {
+            rc = write_snapshot(w, hg, &chunk, &records);
+        }
+        if (rc == RC_OK) {
+            rc = write_entries(h, w, hg);
+        }
+    }
+    buf_deinit(&chunk);
+    buf_deinit(&records);
+    return rc == RC_OK ? segment_seal(w, &h->segment_bytes) : rc;
+}
+
+static void harvest_run(struct job *job)
+{
+    struct harvest *h = container_of(job, struct harvest, job);
+    struct disk *d = h->worker->store->config.disk;
+    struct segment_writer w;
+    segment_writer_init(&w, d, h->segment_seq, h->file_seq, h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS);
+    h->rc = write_all(h, &w);
+    if (h->rc == RC_OK) {
+        buf_span_bytes(&h->runs, buf_span(&w.runs));
+    } else if (h->rc != RC_NO_SPACE) {
+        // Also a record that does not check: what was acknowledged is damaged. The start after this finds out whom
+        // it concerns (engine-notes §1.9).
+        log_critical("store: retiring WAL file %" PRIu64 " failed: %s", h->file_seq, rc_text(h->rc));
+        d->failed = true;
+    }
+    segment_writer_deinit(&w);
+    cold_end(&h->worker->cold);
+}
+
+// ---- publishing --------------------------------------------------------------------------------------------------------------
+
+static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t count, struct segment *s)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        const struct run_disk *d = &runs[i];
+        if (d->first >= g->harvest_cut) {
+            return;
+        }
+        uint64_t last = d->first + d->span;
+        bool is_dense = d->count == d->span + 1;
+        if (last >= g->harvest_cut) {
+            assert(is_dense);
+            last = g->harvest_cut - 1;
+        }
+        struct run r = {.segment = s, .first = d->first, .term = d->term, .span = (uint32_t)(last - d->first)};
+        r.count = r.live = is_dense ? r.span + 1 : d->count;
+        assert(d->index_pos / 4 <= UINT32_MAX);
+        r.index_pos = (uint32_t)(d->index_pos / 4);
+        r.bytes = (uint32_t)(d->bytes / 8 * r.count / d->count);
+        segment_hold(s);
+        glog_window_drop(g, d->first, last);
+        glog_add_run(g, &r);
+    }
+}
+
+// Returns true if the group's snapshot became current.
+static bool publish_group(struct store_worker *w, const struct harvest *h, struct harvest_group *hg, struct segment *s)
+{
+    struct glog *g = map_get(&w->groups, hg->group);
+    if (g == NULL || !g->is_harvested) {
+        return false;
+    }
+    g->is_harvested = false;
+    const struct run_disk *runs = (const struct run_disk *)(const void *)h->runs.ptr;
+    publish_runs(g, runs + hg->runs_at, hg->runs_count, s);
+    bool is_current = hg->has_snapshot && hg->source.index > glog_snapshot_index(g) && hg->source.index < g->harvest_cut;
+    g->harvest_cut = UINT64_MAX;
+    if (is_current) {
+        struct snapshot *snap = snapshot_create(hg->source.index, hg->source.term, &hg->source.config, buf_span(&hg->live));
+        snap->segment = s;
+        segment_hold(s);
+        snap->position = hg->position;
+        snap->bytes = hg->bytes;
+        snap->chunks = hg->chunks;
+        glog_publish_snapshot(g, snap, hg->bytes_at);
+    }
+    return is_current;
+}
+
+static void pop_closed(struct store_worker *w)
+{
+    free(list_entry(list_pop(&w->closed), struct closed_file, link));
+}
+
+static void harvest_done(struct job *job)
+{
+    struct harvest *h = container_of(job, struct harvest, job);
+    struct store_worker *w = h->worker;
+    if (h->rc != RC_OK) {
+        for (uint32_t i = 0; i < groups_count(h); i++) {
+            struct glog *g = map_get(&w->groups, group_at(h, i)->group);
+            if (g != NULL) {
+                g->is_harvested = false;
+            }
+        }
+        w->is_harvest_blocked = true;
+        plan_end(w, &h->plan);
+        return;
+    }
+    struct segment *s = mem_zalloc(sizeof(*s));
+    list_init(&s->link);
+    s->seq = h->segment_seq;
+    s->origin = h->file_seq;
+    s->kind = h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS;
+    s->bytes = h->segment_bytes;
+    segment_hold(s);
+    for (uint32_t i = 0; i < groups_count(h); i++) {
+        struct harvest_group *hg = group_at(h, i);
+        if (publish_group(w, h, hg, s) && w->hooks.snapshot_taken != NULL) {
+            w->hooks.snapshot_taken(w->hooks.ctx, hg->group, hg->source.index, hg->source.term);
+        }
+    }
+    segment_release(w, s);
+    uint64_t seq = h->file_seq;
+    plan_end(w, &h->plan);
+    if (seq != 0) {
+        pop_closed(w);
+        leave(w, seq);
+    }
+}
+
+// ---- leaving -------------------------------------------------------------------------------------------------------------------
+
+static void leaving_free(struct store_worker *w, struct plan *p)
+{
+    (void)w;
+    struct leaving *l = container_of(p, struct leaving, plan);
+    buf_deinit(&l->lines);
+    free(l);
+}
+
+static void barrier_run(struct job *job)
+{
+    (void)job;  // Only its place in the executor's order counts.
+}
+
+static void barrier_done(struct job *job)
+{
+    container_of(job, struct leaving, job)->is_barrier_done = true;
+}
+
+static void leave(struct store_worker *w, uint64_t seq)
+{
+    struct leaving *l = mem_zalloc(sizeof(*l));
+    l->worker = w;
+    l->seq = seq;
+    l->after = w->submitted + 1;
+    buf_init(&l->lines);
+    uint32_t pos = 0;
+    const struct glog *g;
+    while ((g = map_next(&w->groups, &pos, NULL, NULL)) != NULL) {
+        checkpoint_add(&l->lines, g, g->runs_count == 0 ? 0 : run_last(&g->runs[g->runs_count - 1]));
+        l->lines_count++;
+    }
+    plan_begin(w, &l->plan, leaving_free);
+    list_add_tail(&w->leaving, &l->link);
+    l->job = (struct job){.run = barrier_run, .done = barrier_done};
+    exec_submit(w->exec, &l->job);
+}
+
+static void checkpoint_free(struct store_worker *w, struct plan *p)
+{
+    (void)w;
+    struct checkpoint_job *c = container_of(p, struct checkpoint_job, plan);
+    buf_deinit(&c->round->lines);
+    free(c->round);
+    free(c);
+}
+
+static void checkpoint_run(struct job *job)
+{
+    struct checkpoint_job *c = container_of(job, struct checkpoint_job, job);
+    struct store *s = c->worker->store;
+    struct disk *d = s->config.disk;
+    c->rc = checkpoint_write(d, c->round->seq, buf_span(&c->round->lines), c->round->lines_count);
+    if (c->rc != RC_OK) {
+        log_critical("store: checkpoint %" PRIu64 " failed: %s", c->round->seq, rc_text(c->rc));
+        return;
+    }
+    pthread_mutex_lock(&s->mutex);
+    uint64_t before = s->checkpoint_seq;
+    s->checkpoint_seq = c->round->seq > before ? c->round->seq : before;
+    pthread_mutex_unlock(&s->mutex);
+    if (before != 0 && before < c->round->seq) {
+        char name[SEGMENT_PATH_MAX], path[SEGMENT_PATH_MAX + 8];
+        checkpoint_name(before, name, sizeof(name));
+        snprintf(path, sizeof(path), "seg/%s", name);
+        if (d->unlink(d, path) != RC_OK) {
+            log_warning("store: cannot remove %s", path);
+        }
+    }
+}
+
+static void checkpoint_done(struct job *job)
+{
+    struct checkpoint_job *c = container_of(job, struct checkpoint_job, job);
+    struct store_worker *w = c->worker;
+    struct store *s = w->store;
+    uint64_t from = 1, to = 0;
+    if (c->rc == RC_OK) {
+        pthread_mutex_lock(&s->mutex);
+        from = s->retired_through + 1;
+        to = c->round->seq;
+        s->retired_through = to >= from ? to : s->retired_through;
+        pthread_mutex_unlock(&s->mutex);
+    }
+    plan_end(w, &c->plan);
+    for (uint64_t seq = from; seq <= to; seq++) {
+        w->hooks.wal_retired(w->hooks.ctx, seq);
+    }
+}
+
+// This worker is through with a file. The last one writes the checkpoint.
+static void leave_finish(struct store_worker *w, struct leaving *l)
+{
+    struct store *s = w->store;
+    struct round *mine = NULL;
+    bool is_last;
+    pthread_mutex_lock(&s->mutex);
+    list_each(item, &s->rounds) {
+        struct round *r = list_entry(item, struct round, link);
+        if (r->seq == l->seq) {
+            mine = r;
+        }
+    }
+    if (mine == NULL) {
+        mine = mem_zalloc(sizeof(*mine));
+        mine->seq = l->seq;
+        buf_init(&mine->lines);
+        list_add_tail(&s->rounds, &mine->link);
+    }
+    buf_span_bytes(&mine->lines, buf_span(&l->lines));
+    mine->lines_count += l->lines_count;
+    mine->workers_done++;
+    is_last = mine->workers_done == s->config.workers;
+    if (is_last) {
+        list_remove(&mine->link);
+    }
+    pthread_mutex_unlock(&s->mutex);
+    list_remove(&l->link);
+    plan_end(w, &l->plan);
+    if (is_last) {
+        struct checkpoint_job *c = mem_zalloc(sizeof(*c));
+        c->worker = w;
+        c->round = mine;
+        c->job = (struct job){.run = checkpoint_run, .done = checkpoint_done};
+        plan_begin(w, &c->plan, checkpoint_free);
+        exec_submit(w->exec, &c->job);
+    }
+}
+
+void harvest_pump(struct store_worker *w)
+{
+    bool all_durable = w->completed == w->submitted && w->arena.pending_count == 0;
+    while (!list_is_empty(&w->leaving)) {
+        struct leaving *l = list_entry(w->leaving.next, struct leaving, link);
+        if (!l->is_barrier_done || (!all_durable && l->after > w->completed)) {
+            break;
+        }
+        leave_finish(w, l);
+    }
+    if (w->harvest != NULL || w->is_harvest_blocked) {
+        return;
+    }
+    struct closed_file *f = list_is_empty(&w->closed) ? NULL : list_entry(w->closed.next, struct closed_file, link);
+    if (f != NULL && f->after <= w->completed) {
+        harvest_start(w, f->seq);
+    } else if (map_count(&w->snapshot_wanted) > 0) {
+        harvest_start(w, 0);
+    }
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Problem: what is still needed of a retired WAL file must be found by (group, index) without costing memory per entry
+// and without a file per group. Idea: one file per retirement for all groups, records sorted by group and index; a
+// table of runs that is kept in memory, and the offset of each entry in arrays that are read on demand.
+//
+// A crash at any point leaves either nothing, a temporary file (deleted at start; its source still exists), or the
+// sealed file. The sums of single records cover offsets too: a wrong offset leads to a record of another name.
+#include "consensus/store/segment.h"
+#include "node/base/log.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { FLUSH_BYTES = 1 << 20 };
+
+void segment_path(uint64_t seq, bool is_sealed, char out[SEGMENT_PATH_MAX])
+{
+    int n = snprintf(out, SEGMENT_PATH_MAX, "seg/seg-%016llx%s", (unsigned long long)seq, is_sealed ? "" : ".tmp");
+    assert(n > 0 && n < SEGMENT_PATH_MAX);
+}
+
+void segment_writer_init(struct segment_writer *w, struct disk *disk, uint64_t seq, uint64_t origin, uint32_t kind)
+{
+    *w = (struct segment_writer){.disk = disk, .seq = seq, .origin = origin, .kind = kind};
+    buf_init(&w->out);
+    buf_init(&w->arrays);
+    buf_init(&w->runs);
+    buf_init(&w->deltas);
+    buf_init(&w->offsets);
+}
+
+void segment_writer_deinit(struct segment_writer *w)
+{
+    if (w->file != NULL) {
+        w->disk->close(w->file);
+        char path[SEGMENT_PATH_MAX];
+        segment_path(w->seq, false, path);
+        (void)w->disk->unlink(w->disk, path);  // If it stays, the next start removes it.
+    }
+    buf_deinit(&w->out);
+    buf_deinit(&w->arrays);
+    buf_deinit(&w->runs);
+    buf_deinit(&w->deltas);
+    buf_deinit(&w->offsets);
+    *w = (struct segment_writer){0};
+}
+
+static enum rc writer_flush(struct segment_writer *w)
+{
+    if (w->out.len > 0) {
+        struct iovec iov = {.iov_base = w->out.ptr, .iov_len = w->out.len};
+        TRY(w->disk->writev(w->file, &iov, 1, w->flushed));
+        w->flushed += w->out.len;
+        w->out.len = 0;
+    }
+    return RC_OK;
+}
+
+static enum rc writer_begin(struct segment_writer *w)
+{
+    char path[SEGMENT_PATH_MAX];
+    segment_path(w->seq, false, path);
+    TRY(w->disk->open(w->disk, path, DISK_READ | DISK_WRITE | DISK_CREATE, &w->file));
+    TRY(w->disk->truncate(w->file, 0));
+    struct segment_header_disk h = {
+        .magic = SEGMENT_MAGIC,
+        .version = SEGMENT_VERSION,
+        .kind = w->kind,
+        .seq = w->seq,
+        .origin = w->origin,
+    };
+    h.crc = crc32c(0, &h, offsetof(struct segment_header_disk, crc));
+    memset(buf_extend(&w->out, SEGMENT_HEADER_BYTES), 0, SEGMENT_HEADER_BYTES);
+    memcpy(w->out.ptr, &h, sizeof(h));
+    return RC_OK;
+}
+
+enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t *position)
+{
+    assert(bytes.len % RECORD_ALIGN == 0);
+    if (w->file == NULL) {
+        TRY(writer_begin(w));
+    }
+    *position = w->flushed + w->out.len;
+    assert(*position % RECORD_ALIGN == 0);
+    buf_span_bytes(&w->out, bytes);
+    return w->out.len >= FLUSH_BYTES ? writer_flush(w) : RC_OK;
+}
+
+enum rc segment_patch(struct segment_writer *w, uint64_t position, struct span bytes)
+{
+    TRY(writer_flush(w));
+    assert(position + bytes.len <= w->flushed);
+    struct iovec iov = {.iov_base = (void *)(uintptr_t)bytes.ptr, .iov_len = bytes.len};
+    return w->disk->writev(w->file, &iov, 1, position);
+}
+
+void segment_end_run(struct segment_writer *w)
+{
+    if (!w->has_run) {
+        return;
+    }
+    w->has_run = false;
+    assert(w->run.count == w->offsets.len / 4);
+    w->run.index_pos = w->arrays.len;
+    if (w->run.count != w->run.span + 1) {
+        assert(w->run.flags & RUN_COMMITTED);
+        buf_span_bytes(&w->arrays, buf_span(&w->deltas));
+    }
+    buf_span_bytes(&w->arrays, buf_span(&w->offsets));
+    buf_bytes(&w->runs, &w->run, sizeof(w->run));
+    w->deltas.len = w->offsets.len = 0;
+}
+
+static bool continues_run(const struct segment_writer *w, const struct record_disk *r, uint32_t flags)
+{
+    if (!w->has_run || w->run.group != r->group || w->run.term != r->term || w->run.flags != flags || flags & RUN_CONFIG) {
+        return false;
+    }
+    uint64_t last = w->run.first + w->run.span;
+    assert(r->index > last);
+    return r->index == last + 1 || (flags & RUN_COMMITTED && r->index - w->run.first < UINT32_MAX);
+}
+
+enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r, struct span record, bool is_committed)
+{
+    uint64_t position = 0;
+    TRY(segment_write_raw(w, record, &position));
+    assert(position / 8 <= UINT32_MAX);
+    uint32_t flags = (is_committed ? RUN_COMMITTED : 0) | (r->kind == RECORD_CONFIG ? RUN_CONFIG : 0);
+    if (!continues_run(w, r, flags)) {
+        segment_end_run(w);
+        w->has_run = true;
+        w->run = (struct run_disk){
+            .group = r->group, .origin = w->origin, .first = r->index, .term = r->term, .flags = flags};
+    }
+    w->run.span = (uint32_t)(r->index - w->run.first);
+    w->run.count++;
+    w->run.bytes += record.len;
+    buf_u32(&w->deltas, w->run.span);
+    buf_u32(&w->offsets, (uint32_t)(position / 8));
+    return RC_OK;
+}
+
+void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t index, uint64_t term, uint64_t position,
+                          uint64_t bytes, uint32_t chunks)
+{
+    segment_end_run(w);
+    struct run_disk r = {.group = group, .origin = w->origin, .first = index, .term = term, .index_pos = position,
+                         .bytes = bytes, .count = chunks, .flags = RUN_SNAPSHOT};
+    buf_bytes(&w->runs, &r, sizeof(r));
+}
+
+enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes)
+{
+    assert(w->file != NULL);
+    segment_end_run(w);
+    uint64_t arrays_pos = w->flushed + w->out.len;
+    while (w->arrays.len % 8 != 0) {
+        buf_u8(&w->arrays, 0);
+    }
+    struct run_disk *runs = (struct run_disk *)(void *)w->runs.ptr;
+    uint32_t runs_count = segment_runs_count(w);
+    for (uint32_t i = 0; i < runs_count; i++) {
+        if (!(runs[i].flags & RUN_SNAPSHOT)) {
+            runs[i].index_pos += arrays_pos;
+        }
+    }
+    uint64_t runs_pos = arrays_pos + w->arrays.len;
+    struct segment_trailer_disk t = {
+        .magic = SEGMENT_TRAILER_MAGIC,
+        .seq = w->seq,
+        .runs_pos = runs_pos,
+        .file_bytes = runs_pos + w->runs.len + sizeof(t),
+        .runs_count = runs_count,
+        .runs_crc = crc32c(0, w->runs.ptr, w->runs.len),
+        .kind = w->kind,
+    };
+    t.crc = crc32c(0, &t, offsetof(struct segment_trailer_disk, crc));
+    TRY(writer_flush(w));
+    struct iovec iov[3] = {
+        {.iov_base = w->arrays.ptr, .iov_len = w->arrays.len},
+        {.iov_base = w->runs.ptr, .iov_len = w->runs.len},
+        {.iov_base = &t, .iov_len = sizeof(t)},
+    };
+    int skip = w->arrays.len == 0 ? 1 : 0;
+    TRY(w->disk->writev(w->file, iov + skip, 3 - skip, arrays_pos));
+    TRY(w->disk->sync(w->file));
+    w->disk->close(w->file);
+    w->file = NULL;
+    char from[SEGMENT_PATH_MAX], to[SEGMENT_PATH_MAX];
+    segment_path(w->seq, false, from);
+    segment_path(w->seq, true, to);
+    TRY(w->disk->rename(w->disk, from, to));
+    TRY(w->disk->sync_dir(w->disk, "seg"));
+    *file_bytes = t.file_bytes;
+    return RC_OK;
+}
+
+// ---- opening ---------------------------------------------------------------------------------------------------
+
+static enum rc read_exact(struct disk *d, struct disk_file *f, uint64_t at, void *to, size_t len)
+{
+    size_t got = 0;
+    TRY(d->read(f, at, to, len, &got));
+    return got == len ? RC_OK : RC_CORRUPT;
+}
+
+static enum rc load_tables(struct disk *d, struct disk_file *f, uint64_t seq, struct segment **out,
+                           struct run_disk **runs_out, uint32_t *runs_count)
+{
+    uint64_t size = 0;
+    TRY(d->size(f, &size));
+    struct segment_header_disk h;
+    struct segment_trailer_disk t;
+    if (size < SEGMENT_HEADER_BYTES + sizeof(t)) {
+        return RC_CORRUPT;
+    }
+    TRY(read_exact(d, f, 0, &h, sizeof(h)));
+    TRY(read_exact(d, f, size - sizeof(t), &t, sizeof(t)));
+    if (h.magic != SEGMENT_MAGIC || h.crc != crc32c(0, &h, offsetof(struct segment_header_disk, crc)) || h.seq != seq ||
+        t.magic != SEGMENT_TRAILER_MAGIC || t.crc != crc32c(0, &t, offsetof(struct segment_trailer_disk, crc)) ||
+        t.seq != seq || t.kind != h.kind || t.file_bytes != size ||
+        t.runs_pos + (uint64_t)t.runs_count * sizeof(struct run_disk) + sizeof(t) != size) {
+        return RC_CORRUPT;
+    }
+    if (h.version != SEGMENT_VERSION) {
+        return RC_UNSUPPORTED;
+    }
+    size_t bytes = t.runs_count * sizeof(struct run_disk);
+    struct run_disk *runs = mem_alloc(bytes == 0 ? 1 : bytes);
+    enum rc rc = read_exact(d, f, t.runs_pos, runs, bytes);
+    if (rc == RC_OK && crc32c(0, runs, bytes) != t.runs_crc) {
+        rc = RC_CORRUPT;
+    }
+    if (rc != RC_OK) {
+        free(runs);
+        return rc;
+    }
+    struct segment *s = mem_zalloc(sizeof(*s));
+    list_init(&s->link);
+    s->seq = seq;
+    s->origin = h.origin;
+    s->kind = h.kind;
+    s->bytes = size;
+    *out = s;
+    *runs_out = runs;
+    *runs_count = t.runs_count;
+    return RC_OK;
+}
+
+enum rc segment_load(struct disk *d, uint64_t seq, struct segment **out, struct run_disk **runs, uint32_t *runs_count)
+{
+    char path[SEGMENT_PATH_MAX];
+    segment_path(seq, true, path);
+    struct disk_file *f = NULL;
+    TRY(d->open(d, path, DISK_READ, &f));
+    enum rc rc = load_tables(d, f, seq, out, runs, runs_count);
+    d->close(f);
+    return rc;
+}

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// The published snapshot as a value, and the header of its chunk stream.
+//
+// Header, version 1: u8 version, u32 fsm version, u32 chunks (header chunks included), u64 state bytes, u64 config index,
+// str16 config, u32 number of live ranges, then for each a varint gap (to the end of the one before) and a varint length - 1.
+// It travels in RECORD_SNAPSHOT chunks flagged RECORD_FLAG_HEADER, in front of the state's.
+#include "consensus/store/core.h"
+#include "node/base/reader.h"
+
+enum { HEADER_VERSION = 1 };
+
+struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config, struct span live)
+{
+    assert(index > 0);
+    assert(live.len % sizeof(struct live_range) == 0);
+    struct buf encoded;
+    buf_init(&encoded);
+    if (config->count > 0) {
+        config_encode(config, &encoded);
+    }
+    struct snapshot *s = mem_zalloc(sizeof(*s) + live.len + encoded.len);
+    s->index = index;
+    s->term = term;
+    s->live_count = (uint32_t)(live.len / sizeof(struct live_range));
+    if (live.len > 0) {
+        memcpy(s->live, live.ptr, live.len);
+    }
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < s->live_count; i++) {
+        assert(s->live[i].first > before);
+        assert(s->live[i].last >= s->live[i].first);
+        assert(s->live[i].last <= index);
+        before = s->live[i].last;
+        s->live_entries += s->live[i].last - s->live[i].first + 1;
+    }
+    s->config_index = config->index;
+    s->config_len = (uint32_t)encoded.len;
+    s->config = (uint8_t *)&s->live[s->live_count];
+    if (encoded.len > 0) {
+        memcpy(s->config, encoded.ptr, encoded.len);
+    }
+    buf_deinit(&encoded);
+    return s;
+}
+
+void snapshot_config(const struct snapshot *s, struct config *out)
+{
+    out->count = 0;
+    if (s->config_len > 0) {
+        enum rc rc = config_decode(span_of(s->config, s->config_len), out);
+        assert(rc == RC_OK);
+    }
+    out->index = s->config_index;
+}
+
+uint32_t snapshot_live_find(const struct snapshot *s, uint64_t index)
+{
+    uint32_t low = 0, high = s->live_count;
+    while (low < high) {
+        uint32_t mid = low + (high - low) / 2;
+        if (s->live[mid].last < index) {
+            low = mid + 1;
+        } else {
+            high = mid;
+        }
+    }
+    return low;
+}
+
+bool snapshot_is_live(const struct snapshot *s, uint64_t index)
+{
+    uint32_t at = snapshot_live_find(s, index);
+    return at < s->live_count && s->live[at].first <= index;
+}
+
+uint64_t snapshot_live_between(const struct snapshot *s, uint64_t first, uint64_t last)
+{
+    uint64_t n = 0;
+    for (uint32_t i = snapshot_live_find(s, first); i < s->live_count && s->live[i].first <= last; i++) {
+        uint64_t a = s->live[i].first > first ? s->live[i].first : first;
+        uint64_t b = s->live[i].last < last ? s->live[i].last : last;
+        n += b - a + 1;
+    }
+    return n;
+}
+
+// ---- the header ----------------------------------------------------------------------------------------------------------
+
+static void put_varint(struct buf *to, uint64_t v)
+{
+    for (; v >= 0x80; v >>= 7) {
+        buf_u8(to, (uint8_t)(v | 0x80));
+    }
+    buf_u8(to, (uint8_t)v);
+}
+
+static uint64_t read_varint(struct reader *r)
+{
+    uint64_t v = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+        uint8_t b = reader_u8(r);
+        v |= (uint64_t)(b & 0x7f) << shift;
+        if (b < 0x80) {
+            return v;
+        }
+    }
+    r->is_bad = true;
+    return 0;
+}
+
+void snapshot_header_encode(const struct snapshot_header *h, struct buf *to)
+{
+    buf_u8(to, HEADER_VERSION);
+    buf_u32(to, h->fsm_version);
+    buf_u32(to, h->chunks);
+    buf_u64(to, h->state_bytes);
+    buf_u64(to, h->config.index);
+    struct buf config;
+    buf_init(&config);
+    if (h->config.count > 0) {
+        config_encode(&h->config, &config);
+    }
+    buf_str16(to, buf_span(&config));
+    buf_deinit(&config);
+    const struct live_range *live = (const struct live_range *)(const void *)h->live.ptr;
+    uint32_t count = (uint32_t)(h->live.len / sizeof(*live));
+    buf_u32(to, count);
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        assert(live[i].first > before);
+        put_varint(to, live[i].first - before);
+        put_varint(to, live[i].last - live[i].first);
+        before = live[i].last;
+    }
+}
+
+enum rc snapshot_header_decode(struct span bytes, struct snapshot_header *out)
+{
+    struct reader r = reader_of(bytes);
+    *out = (struct snapshot_header){0};
+    buf_init(&out->live);
+    if (reader_u8(&r) != HEADER_VERSION) {
+        return RC_UNSUPPORTED;
+    }
+    out->fsm_version = reader_u32(&r);
+    out->chunks = reader_u32(&r);
+    out->state_bytes = reader_u64(&r);
+    uint64_t config_index = reader_u64(&r);
+    struct span config = reader_str16(&r);
+    if (config.len > 0 && config_decode(config, &out->config) != RC_OK) {
+        return RC_MALFORMED;
+    }
+    out->config.index = config_index;
+    uint32_t count = reader_u32(&r);
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < count && !r.is_bad; i++) {
+        uint64_t gap = read_varint(&r), more = read_varint(&r);
+        if (gap == 0 || before + gap < before || before + gap + more < before + gap) {
+            r.is_bad = true;
+            break;
+        }
+        struct live_range range = {.first = before + gap, .last = before + gap + more};
+        buf_bytes(&out->live, &range, sizeof(range));
+        before = range.last;
+    }
+    if (reader_end(&r) != RC_OK) {
+        buf_deinit(&out->live);
+        return RC_MALFORMED;
+    }
+    return RC_OK;
+}
+
+void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, uint16_t kind, uint16_t flags, uint32_t aux,
+                struct span payload)
+{
+    size_t size = record_size((uint32_t)payload.len);
+    uint8_t *p = buf_extend(to, size);
+    struct record_disk r = {.len = (uint32_t)payload.len, .group = group, .index = index, .term = term, .kind = kind,
+                            .flags = flags, .aux = aux};
+    memcpy(p, &r, sizeof(r));
+    uint32_t crc = crc32c(0, p + 4, RECORD_HEADER_BYTES - 4);
+    r.crc = crc32c_copy(crc, p + RECORD_HEADER_BYTES, payload.ptr, payload.len);
+    memcpy(p, &r.crc, 4);
+    memset(p + RECORD_HEADER_BYTES + payload.len, 0, size - RECORD_HEADER_BYTES - payload.len);
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// The workers' side of the store: turns, submissions, bookkeeping of what may be deleted.
+//
+// A submission's number is its place in the worker's own order. "Everything laid down so far is durable" is always
+// told by such a number: retirement and deletion wait for it, because what they act on (truncations, deletions) may itself
+// not be durable yet, and a crash would bring back a log whose segments are gone.
+#include "consensus/store/core.h"
+
+enum { RECOVERED_FILES_KEPT = 2 };
+
+uint64_t store_next_segment(struct store *s)
+{
+    return atomic_fetch_add_explicit(&s->shared_next_segment, 1, memory_order_relaxed);
+}
+
+struct store_worker *store_worker_of(struct store *s, uint64_t group)
+{
+    uint32_t i = s->config.workers == 1 || s->config.worker_of == NULL
+                     ? (uint32_t)(group % s->config.workers)
+                     : s->config.worker_of(s->config.worker_of_ctx, group);
+    assert(i < s->config.workers);
+    return &s->workers[i];
+}
+
+struct wal *store_wal(struct store *s)
+{
+    return s->wal;
+}
+
+static void file_closed(struct store_worker *w, uint64_t seq)
+{
+    struct closed_file *f = mem_zalloc(sizeof(*f));
+    f->seq = seq;
+    f->after = w->submitted;
+    list_add_tail(&w->closed, &f->link);
+    w->closed_seq = seq;
+}
+
+struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct exec *cold, const struct store_hooks *hooks)
+{
+    assert(worker < s->config.workers);
+    struct store_worker *w = &s->workers[worker];
+    assert(w->exec == NULL);
+    w->exec = cold;
+    w->hooks = *hooks;
+    // Left from before the start: the last few may wait until a new file is closed (their groups may be able to take
+    // snapshots by then); a node that is restarted over and over must not gather them.
+    for (uint32_t i = 0; i + RECOVERED_FILES_KEPT < s->recovered_count; i++) {
+        file_closed(w, s->recovered_files[i]);
+    }
+    return w;
+}
+
+// ---- plans -----------------------------------------------------------------------------------------------------------
+
+void plan_begin(struct store_worker *w, struct plan *p, void (*free_fn)(struct store_worker *w, struct plan *p))
+{
+    p->free = free_fn;
+    list_add_tail(&w->plans, &p->link);
+}
+
+void plan_end(struct store_worker *w, struct plan *p)
+{
+    list_remove(&p->link);
+    p->free(w, p);
+}
+
+// ---- segments without users --------------------------------------------------------------------------------------------
+
+void segment_release(struct store_worker *w, struct segment *s)
+{
+    uint32_t before = atomic_fetch_sub_explicit(&s->shared_refs, 1, memory_order_acq_rel);
+    assert(before > 0);
+    if (before > 1) {
+        return;
+    }
+    if (w->store->is_closing) {
+        free(s);
+        return;
+    }
+    // What made it useless may be in the arena or about to be laid down in this turn.
+    s->doomed_after = w->submitted + 1;
+    list_add_tail(&w->doomed, &s->link);
+}
+
+struct deletion {
+    struct plan plan;
+    struct job job;
+    struct store_worker *worker;
+    struct list segments;
+};
+
+static void deletion_free(struct store_worker *w, struct plan *p)
+{
+    (void)w;
+    struct deletion *d = container_of(p, struct deletion, plan);
+    while (!list_is_empty(&d->segments)) {
+        free(list_entry(list_pop(&d->segments), struct segment, link));
+    }
+    free(d);
+}
+
+static void deletion_run(struct job *job)
+{
+    struct deletion *d = container_of(job, struct deletion, job);
+    struct disk *disk = d->worker->store->config.disk;
+    list_each(item, &d->segments) {
+        char path[SEGMENT_PATH_MAX];
+        segment_path(list_entry(item, struct segment, link)->seq, true, path);
+        // A file that stays is found without users at the next start and goes then.
+        if (disk->unlink(disk, path) != RC_OK) {
+            log_warning("store: cannot remove %s", path);
+        }
+    }
+}
+
+static void deletion_done(struct job *job)
+{
+    struct deletion *d = container_of(job, struct deletion, job);
+    plan_end(d->worker, &d->plan);
+}
+
+static void delete_doomed(struct store_worker *w)
+{
+    bool all_durable = w->completed == w->submitted && w->arena.pending_count == 0;
+    struct deletion *d = NULL;
+    list_each(item, &w->doomed) {
+        struct segment *s = list_entry(item, struct segment, link);
+        if (!all_durable && s->doomed_after > w->completed) {
+            break;
+        }
+        if (d == NULL) {
+            d = mem_zalloc(sizeof(*d));
+            d->worker = w;
+            list_init(&d->segments);
+            d->job = (struct job){.run = deletion_run, .done = deletion_done};
+        }
+        list_remove(&s->link);
+        list_add_tail(&d->segments, &s->link);
+    }
+    if (d != NULL) {
+        plan_begin(w, &d->plan, deletion_free);
+        exec_submit(w->exec, &d->job);
+    }
+}
+
+// ---- turns -------------------------------------------------------------------------------------------------------------
+
+static struct submission *submission_take(struct store_worker *w, uint32_t ranges)
+{
+    struct list *item = list_pop(&w->free_submissions);
+    struct submission *s;
+    if (item != NULL) {
+        s = container_of(list_entry(item, struct wal_submission, link), struct submission, base);
+    } else {
+        s = mem_zalloc(sizeof(*s));
+        list_init(&s->base.link);
+        list_init(&s->notes);
+        list_add_tail(&w->submissions, &s->all);
+    }
+    if (s->cap < ranges) {
+        s->cap = ranges < 8 ? 8 : ranges * 2;
+        s->ranges = mem_realloc(s->ranges, s->cap * sizeof(*s->ranges));
+        s->base.ranges = mem_realloc(s->base.ranges, s->cap * sizeof(*s->base.ranges));
+    }
+    return s;
+}
+
+static void submit(struct store_worker *w, struct list *notes)
+{
+    struct arena *a = &w->arena;
+    struct submission *s = submission_take(w, a->pending_count);
+    if (notes != NULL) {
+        list_splice(&s->notes, notes);
+    }
+    s->base.bytes = 0;
+    s->base.result = RC_PENDING;
+    s->base.owner = w;
+    s->base.ranges_count = a->pending_count;
+    for (uint32_t i = 0; i < a->pending_count; i++) {
+        const struct arena_range *r = &a->pending[i];
+        s->ranges[i] = *r;
+        s->base.ranges[i] = (struct wal_range){.ptr = r->chunk->mem + r->start, .len = r->len};
+        s->base.bytes += r->len;
+    }
+    a->pending_count = 0;
+    s->number = ++w->submitted;
+    w->hooks.submit(w->hooks.ctx, &s->base);
+}
+
+void store_worker_flush(struct store_worker *w, struct list *notes)
+{
+    assert(w->exec != NULL);  // Bound.
+    if (w->arena.pending_count > 0 || (notes != NULL && !list_is_empty(notes))) {
+        submit(w, notes);
+    }
+    arena_turn(&w->arena);
+    if (!w->has_failed) {
+        harvest_pump(w);
+        if (!list_is_empty(&w->doomed)) {
+            delete_doomed(w);
+        }
+    }
+}
+
+enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *base, struct list *notes_out)
+{
+    struct submission *s = container_of(base, struct submission, base);
+    assert(s->base.owner == w);
+    assert(s->number == w->completed + 1);
+    w->completed = s->number;
+    enum rc rc = base->result;
+    if (rc == RC_OK) {
+        for (uint32_t i = 0; i < base->ranges_count; i++) {
+            arena_range_durable(&w->arena, &s->ranges[i], base->ranges[i].file_seq, base->ranges[i].file_offset);
+        }
+    } else {
+        w->has_failed = true;
+    }
+    list_splice(notes_out, &s->notes);
+    list_init(&base->link);
+    list_add_head(&w->free_submissions, &base->link);
+    return rc;
+}
+
+void store_worker_file_closed(struct store_worker *w, uint64_t file_seq)
+{
+    const struct store *s = w->store;
+    for (uint32_t i = 0; i < s->recovered_count; i++) {
+        if (s->recovered_files[i] > w->closed_seq && s->recovered_files[i] < file_seq) {
+            file_closed(w, s->recovered_files[i]);
+        }
+    }
+    if (file_seq > w->closed_seq) {
+        file_closed(w, file_seq);
+    }
+    w->is_harvest_blocked = false;
+}
+
+uint64_t store_worker_submission(const struct store_worker *w)
+{
+    return w->submitted + 1;
+}
+
+uint64_t store_worker_memory(const struct store_worker *w)
+{
+    return arena_memory(&w->arena);
+}
+
+bool store_worker_is_over_budget(const struct store_worker *w)
+{
+    return arena_is_over_budget(&w->arena);
+}
+
+uint64_t store_worker_unsynced_bytes(const struct store_worker *w)
+{
+    return w->arena.unsynced_bytes;
+}
+
+// ---- closing -------------------------------------------------------------------------------------------------------------
+
+static void worker_close(struct store_worker *w)
+{
+    uint32_t pos = 0;
+    struct glog *g;
+    while ((g = map_next(&w->groups, &pos, NULL, NULL)) != NULL) {
+        glog_free(g);
+    }
+    while (!list_is_empty(&w->plans)) {
+        plan_end(w, list_entry(w->plans.next, struct plan, link));
+    }
+    while (!list_is_empty(&w->doomed)) {
+        free(list_entry(list_pop(&w->doomed), struct segment, link));
+    }
+    while (!list_is_empty(&w->closed)) {
+        free(list_entry(list_pop(&w->closed), struct closed_file, link));
+    }
+    list_each(item, &w->submissions) {
+        struct submission *s = list_entry(item, struct submission, all);
+        free(s->ranges);
+        free(s->base.ranges);
+        free(s);
+    }
+    map_deinit(&w->groups);
+    map_deinit(&w->snapshot_wanted);
+    arena_deinit(&w->arena);
+    cold_deinit(&w->cold);
+}
+
+void store_close(struct store *s)
+{
+    if (s == NULL) {
+        return;
+    }
+    s->is_closing = true;
+    wal_close(s->wal);
+    for (uint32_t i = 0; i < s->config.workers; i++) {
+        worker_close(&s->workers[i]);
+    }
+    while (!list_is_empty(&s->rounds)) {
+        struct round *r = list_entry(list_pop(&s->rounds), struct round, link);
+        buf_deinit(&r->lines);
+        free(r);
+    }
+    pthread_mutex_destroy(&s->mutex);
+    free(s->workers);
+    free(s->recovered_files);
+    free(s);
+}
