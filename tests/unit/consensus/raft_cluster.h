@@ -49,6 +49,7 @@ struct cl_node {
     bool is_sync;       // The disk completes at once.
     struct cl_log mem, disk;
     struct hard_state disk_hard;
+    struct hard_state hard;  // As decided, on disk or not.
     uint64_t snapshot, snapshot_term;
     struct config snapshot_config;
     struct cl_wal *wal;
@@ -408,6 +409,7 @@ static inline void cl_out(struct cluster *c, uint32_t i, const struct consensus_
 {
     struct cl_node *n = &c->nodes[i];
     if (out->has_hard_state) {
+        n->hard = out->hard_state;
         cl_wal_push(n, (struct cl_wal){.kind = WAL_HARD, .hard = out->hard_state});
     }
     if (out->truncate_from != 0) {
@@ -544,6 +546,7 @@ static inline void cl_start(struct cluster *c, uint32_t i, bool campaign_at_once
     }
     s.runs = runs;
     n->applied = n->commit_seen = n->snapshot;
+    n->hard = n->disk_hard;
     n->r = raft_ops.create(&s);
     free(runs);
     cl_check_node(c, i);
