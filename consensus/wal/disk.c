@@ -28,9 +28,10 @@ enum rc disk_replace(struct disk *d, const char *dir, const char *name, struct s
 {
     char path[PATH_BYTES];
     char temporary[PATH_BYTES];
-    int n = snprintf(path, sizeof(path), "%s/%s", dir, name);
+    bool is_root = strcmp(dir, ".") == 0;
+    int n = snprintf(path, sizeof(path), "%s%s%s", is_root ? "" : dir, is_root ? "" : "/", name);
     assert(n > 0 && (size_t)n < sizeof(path));
-    n = snprintf(temporary, sizeof(temporary), "%s/%s.tmp", dir, name);
+    n = snprintf(temporary, sizeof(temporary), "%s.tmp", path);
     assert(n > 0 && (size_t)n < sizeof(temporary));
     // Data before name, name before the answer (engine-notes §5.3).
     TRY(write_whole(d, temporary, content));
