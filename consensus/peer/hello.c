@@ -2,19 +2,10 @@
 // Hello, proof and beat to and from protobuf (hello.h). Rare messages (a handshake each, ten beats a second): protobuf-c's
 // own allocation is good enough. The decoders copy into structs of fixed size and so bound every string at once.
 #include "consensus/peer/hello.h"
+#include "consensus/peer/pb.h"
 #include "proto/cluster_peer.pb-c.h"
 
 typedef Warren__Peer__Hello hello_pb;
-
-static bool copy_text(char *to, size_t max, const char *from)
-{
-    size_t n = strlen(from);
-    if (n > max) {
-        return false;
-    }
-    memcpy(to, from, n + 1);
-    return true;
-}
 
 // Names and addresses reach logs before their sender has proven anything.
 static bool is_printable(const char *s)
@@ -25,27 +16,6 @@ static bool is_printable(const char *s)
         }
     }
     return true;
-}
-
-static bool copy_bytes(void *to, size_t n, ProtobufCBinaryData from)
-{
-    if (from.len != n) {
-        return false;
-    }
-    memcpy(to, from.data, n);
-    return true;
-}
-
-static ProtobufCBinaryData bytes_of(const void *ptr, size_t n)
-{
-    return (ProtobufCBinaryData){.data = (uint8_t *)ptr, .len = n};
-}
-
-static void pack(struct buf *to, const ProtobufCMessage *m)
-{
-    size_t n = protobuf_c_message_get_packed_size(m);
-    size_t packed = protobuf_c_message_pack(m, buf_extend(to, n));
-    assert(packed == n);
 }
 
 void peer_hello_encode(struct buf *to, const struct peer_hello *h, bool is_challenge)
@@ -65,10 +35,10 @@ void peer_hello_encode(struct buf *to, const struct peer_hello *h, bool is_chall
     m.magic = PEER_MAGIC;
     m.protocol_min = h->protocol_min;
     m.protocol_max = h->protocol_max;
-    m.cluster_id = bytes_of(h->cluster_id, CLUSTER_ID_BYTES);
+    m.cluster_id = pb_borrow(h->cluster_id, CLUSTER_ID_BYTES);
     m.node_name = (char *)h->name;
     m.node_id = h->node_id;
-    m.store_id = bytes_of(h->store_id, STORE_ID_BYTES);
+    m.store_id = pb_borrow(h->store_id, STORE_ID_BYTES);
     m.incarnation = h->incarnation;
     m.lane = h->lane;
     m.is_blank = h->is_blank;
@@ -77,14 +47,14 @@ void peer_hello_encode(struct buf *to, const struct peer_hello *h, bool is_chall
     m.n_fsm_versions = h->fsms_len;
     m.fsm_versions = fsm_ptrs;
     m.address = (char *)h->address;
-    m.nonce = bytes_of(h->nonce, PEER_NONCE_BYTES);
+    m.nonce = pb_borrow(h->nonce, PEER_NONCE_BYTES);
     if (is_challenge) {
         Warren__Peer__Challenge c;
         warren__peer__challenge__init(&c);
         c.hello = &m;
-        pack(to, &c.base);
+        pb_pack(to, &c.base);
     } else {
-        pack(to, &m.base);
+        pb_pack(to, &m.base);
     }
 }
 
@@ -109,17 +79,17 @@ static bool hello_take(const hello_pb *m, struct peer_hello *out)
     }
     for (size_t i = 0; i < m->n_fsm_versions; i++) {
         out->fsms[i].version = m->fsm_versions[i]->version;
-        if (!copy_text(out->fsms[i].name, PEER_FSM_NAME_MAX, m->fsm_versions[i]->name)) {
+        if (!pb_text(out->fsms[i].name, PEER_FSM_NAME_MAX, m->fsm_versions[i]->name)) {
             return false;
         }
     }
     out->fsms_len = (uint32_t)m->n_fsm_versions;
     return is_printable(m->node_name) && is_printable(m->address) &&
-           copy_text(out->name, PEER_NAME_MAX, m->node_name) &&
-           copy_text(out->address, PEER_ADDRESS_MAX, m->address) &&
-           copy_bytes(out->cluster_id, CLUSTER_ID_BYTES, m->cluster_id) &&
-           copy_bytes(out->store_id, STORE_ID_BYTES, m->store_id) &&
-           copy_bytes(out->nonce, PEER_NONCE_BYTES, m->nonce);
+           pb_text(out->name, PEER_NAME_MAX, m->node_name) &&
+           pb_text(out->address, PEER_ADDRESS_MAX, m->address) &&
+           pb_bytes(out->cluster_id, CLUSTER_ID_BYTES, m->cluster_id) &&
+           pb_bytes(out->store_id, STORE_ID_BYTES, m->store_id) &&
+           pb_bytes(out->nonce, PEER_NONCE_BYTES, m->nonce);
 }
 
 enum rc peer_hello_decode(struct span envelope, bool is_challenge, struct peer_hello *out)
@@ -146,11 +116,11 @@ void peer_proof_encode(struct buf *to, const struct peer_proof *p)
     Warren__Peer__Proof m;
     warren__peer__proof__init(&m);
     if (p->has_mac) {
-        m.mac = bytes_of(p->mac, PEER_MAC_BYTES);
+        m.mac = pb_borrow(p->mac, PEER_MAC_BYTES);
     }
     m.refusal = (Warren__Peer__Refusal)p->refusal;
     m.text = (char *)p->text;
-    pack(to, &m.base);
+    pb_pack(to, &m.base);
 }
 
 enum rc peer_proof_decode(struct span envelope, struct peer_proof *out)
@@ -163,8 +133,8 @@ enum rc peer_proof_decode(struct span envelope, struct peer_proof *out)
     // A reason from a later version is a refusal all the same.
     out->refusal = (uint32_t)m->refusal < REFUSED_COUNT ? (enum peer_refusal)m->refusal : REFUSED_DENIED;
     out->has_mac = m->mac.len > 0;
-    bool is_good = (!out->has_mac || copy_bytes(out->mac, PEER_MAC_BYTES, m->mac)) &&
-                   copy_text(out->text, PEER_TEXT_MAX, m->text);
+    bool is_good = (!out->has_mac || pb_bytes(out->mac, PEER_MAC_BYTES, m->mac)) &&
+                   pb_text(out->text, PEER_TEXT_MAX, m->text);
     warren__peer__proof__free_unpacked(m, NULL);
     // The text goes to a log: nothing in it may end a line or steer a terminal.
     for (char *c = out->text; *c; c++) {
@@ -183,7 +153,7 @@ void peer_beat_encode(struct buf *to, const struct peer_beat *b)
     m.worker_progress = b->worker_progress;
     m.wal_age_ms = b->wal_age_ms;
     m.meta_commit = b->meta_commit;
-    pack(to, &m.base);
+    pb_pack(to, &m.base);
 }
 
 enum rc peer_beat_decode(struct span envelope, struct peer_beat *out)

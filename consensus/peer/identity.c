@@ -33,7 +33,7 @@ static enum rc identity_write(struct disk *disk, const struct identity *id)
     buf_u64(&b, id->incarnation);
     buf_str16(&b, span_str(id->name));
     buf_u32(&b, crc32c(0, b.ptr, b.len));
-    enum rc rc = disk_replace(disk, "", "identity", buf_span(&b));
+    enum rc rc = disk_replace(disk, ".", "identity", buf_span(&b));
     buf_deinit(&b);
     return rc;
 }
@@ -76,17 +76,22 @@ static void count_file(void *ctx, const char *name)
     (*(uint32_t *)ctx)++;
 }
 
-// True if the directory holds logs although it has no identity file.
-static bool has_data(struct disk *disk)
+// Fails if the directory holds logs although it has no identity file.
+static enum rc check_blank(struct disk *disk)
 {
     static const char *const dirs[] = {"wal", "seg", "meta"};
     uint32_t files = 0;
     for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
-        // A directory that is not there has no files.
         enum rc rc = disk->list(disk, dirs[i], count_file, &files);
-        (void)rc;
+        if (rc != RC_OK && rc != RC_NO_FILE) {
+            return rc;
+        }
     }
-    return files > 0;
+    if (files > 0) {
+        log_error("the data directory holds logs but no identity file: it is damaged, not blank");
+        return RC_CORRUPT;
+    }
+    return RC_OK;
 }
 
 enum rc identity_open(struct disk *disk, const char *name, void (*random)(void *to, uint64_t bytes),
@@ -101,10 +106,7 @@ enum rc identity_open(struct disk *disk, const char *name, void (*random)(void *
     size_t len = 0;
     enum rc rc = disk_read_all(disk, "identity", IDENTITY_FILE_MAX, &bytes, &len);
     if (rc == RC_NO_FILE) {
-        if (has_data(disk)) {
-            log_error("the data directory holds logs but no identity file: it is damaged, not blank");
-            return RC_CORRUPT;
-        }
+        TRY(check_blank(disk));
         *out = (struct identity){.incarnation = 0};
         random(out->store_id, STORE_ID_BYTES);
         memcpy(out->name, name, name_len);

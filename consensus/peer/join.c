@@ -1,40 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Coding of the join exchange (join.h). Once in a node's life, so allocation does not matter; hostile sizes do.
 #include "consensus/peer/join.h"
+#include "consensus/peer/pb.h"
 #include "node/base/mem.h"
 #include "proto/cluster_peer.pb-c.h"
 #include <stdlib.h>
-
-static bool copy_text(char *to, size_t max, const char *from)
-{
-    size_t n = strlen(from);
-    if (n > max) {
-        return false;
-    }
-    memcpy(to, from, n + 1);
-    return true;
-}
-
-static bool copy_bytes(void *to, size_t n, ProtobufCBinaryData from)
-{
-    if (from.len != n) {
-        return false;
-    }
-    memcpy(to, from.data, n);
-    return true;
-}
-
-static ProtobufCBinaryData bytes_of(const void *ptr, size_t n)
-{
-    return (ProtobufCBinaryData){.data = (uint8_t *)ptr, .len = n};
-}
-
-static void pack(struct buf *to, const ProtobufCMessage *m)
-{
-    size_t n = protobuf_c_message_get_packed_size(m);
-    size_t packed = protobuf_c_message_pack(m, buf_extend(to, n));
-    assert(packed == n);
-}
 
 void join_request_encode(struct buf *to, const struct join_request *r)
 {
@@ -43,8 +13,8 @@ void join_request_encode(struct buf *to, const struct join_request *r)
     m.token = r->token;
     m.node_name = (char *)r->name;
     m.address = (char *)r->address;
-    m.store_id = bytes_of(r->store_id, STORE_ID_BYTES);
-    pack(to, &m.base);
+    m.store_id = pb_borrow(r->store_id, STORE_ID_BYTES);
+    pb_pack(to, &m.base);
 }
 
 enum rc join_request_decode(struct span envelope, struct join_request *out)
@@ -54,9 +24,9 @@ enum rc join_request_decode(struct span envelope, struct join_request *out)
         return RC_MALFORMED;
     }
     *out = (struct join_request){.token = m->token};
-    bool is_good = m->node_name[0] != 0 && copy_text(out->name, PEER_NAME_MAX, m->node_name) &&
-                   copy_text(out->address, PEER_ADDRESS_MAX, m->address) &&
-                   copy_bytes(out->store_id, STORE_ID_BYTES, m->store_id);
+    bool is_good = m->node_name[0] != 0 && pb_text(out->name, PEER_NAME_MAX, m->node_name) &&
+                   pb_text(out->address, PEER_ADDRESS_MAX, m->address) &&
+                   pb_bytes(out->store_id, STORE_ID_BYTES, m->store_id);
     warren__peer__join__free_unpacked(m, NULL);
     return is_good ? RC_OK : RC_MALFORMED;
 }
@@ -81,7 +51,7 @@ void join_reply_encode(struct buf *to, const struct join_reply *r)
         nodes[i].node_id = r->nodes[i].node_id;
         nodes[i].name = (char *)r->nodes[i].name;
         nodes[i].address = (char *)r->nodes[i].address;
-        nodes[i].store_id = bytes_of(r->nodes[i].store_id, STORE_ID_BYTES);
+        nodes[i].store_id = pb_borrow(r->nodes[i].store_id, STORE_ID_BYTES);
         node_ptrs[i] = &nodes[i];
     }
     Warren__Peer__JoinReply m;
@@ -89,22 +59,22 @@ void join_reply_encode(struct buf *to, const struct join_reply *r)
     m.token = r->token;
     m.result = (uint32_t)r->result;
     m.text = (char *)r->text;
-    m.cluster_id = bytes_of(r->cluster_id, CLUSTER_ID_BYTES);
+    m.cluster_id = pb_borrow(r->cluster_id, CLUSTER_ID_BYTES);
     m.node_id = r->node_id;
     m.replica_id = r->replica_id;
     m.n_members = r->members_len;
     m.members = member_ptrs;
     m.n_nodes = r->nodes_len;
     m.nodes = node_ptrs;
-    pack(to, &m.base);
+    pb_pack(to, &m.base);
 }
 
 static bool node_take(const Warren__Peer__NodeRecord *m, struct join_node *out)
 {
     *out = (struct join_node){.node_id = m->node_id};
-    return m->node_id > 0 && m->name[0] != 0 && copy_text(out->name, PEER_NAME_MAX, m->name) &&
-           copy_text(out->address, PEER_ADDRESS_MAX, m->address) &&
-           copy_bytes(out->store_id, STORE_ID_BYTES, m->store_id);
+    return m->node_id > 0 && m->name[0] != 0 && pb_text(out->name, PEER_NAME_MAX, m->name) &&
+           pb_text(out->address, PEER_ADDRESS_MAX, m->address) &&
+           pb_bytes(out->store_id, STORE_ID_BYTES, m->store_id);
 }
 
 static bool reply_take(const Warren__Peer__JoinReply *m, struct join_reply *out)
@@ -128,8 +98,8 @@ static bool reply_take(const Warren__Peer__JoinReply *m, struct join_reply *out)
             .is_voter = m->members[i]->is_voter,
         };
     }
-    if (!copy_text(out->text, PEER_TEXT_MAX, m->text) ||
-        !copy_bytes(out->cluster_id, CLUSTER_ID_BYTES, m->cluster_id)) {
+    if (!pb_text(out->text, PEER_TEXT_MAX, m->text) ||
+        !pb_bytes(out->cluster_id, CLUSTER_ID_BYTES, m->cluster_id)) {
         return false;
     }
     if (out->result == JOIN_OK && (m->node_id == 0 || m->replica_id == 0 || m->n_members == 0)) {

@@ -19,6 +19,7 @@
 #define DIAL_BACKOFF_MIN_NS 20000000ull
 #define DIAL_BACKOFF_MAX_NS 500000000ull
 #define DIAL_EAGER_NS 2000000ull        // Between redials while the detector still waits for a refusal.
+#define NET_LATE_NS 200000000ull       // Running this much behind time, the loop reads before it judges silence.
 #define NET_LOG_NS 10000000000ull       // At most one line per kind and this time for what strangers can cause.
 
 enum {

@@ -413,11 +413,13 @@ static void run_lane(struct lane *l, uint64_t now, uint64_t *next)
     }
 }
 
-static void run_peer(struct peer *p, uint64_t now, uint64_t *next)
+static void run_peer(struct peer *p, uint64_t now, bool is_late, uint64_t *next)
 {
-    struct liveness_out out;
-    liveness_tick(&p->liveness, now, &out);
-    peer_verdicts(p, &out);
+    if (!is_late) {
+        struct liveness_out out;
+        liveness_tick(&p->liveness, now, &out);
+        peer_verdicts(p, &out);
+    }
     if (!p->is_removed && p->node_id == 0) {
         peer_learn(p);  // We may have become a member only now.
     }
@@ -483,6 +485,8 @@ void net_run(struct peer_net *n)
     if (now < n->next_at) {
         return;
     }
+    // A loop that stood still has beats waiting in its sockets; it must not take its own silence for theirs.
+    bool is_late = n->next_at > 0 && now - n->next_at > NET_LATE_NS;
     n->is_running = true;
     n->next_at = UINT64_MAX;
     uint64_t next = UINT64_MAX;
@@ -490,7 +494,7 @@ void net_run(struct peer_net *n)
     // Upcalls may add and remove peers: added ones come at the end, removed ones stay readable until below.
     for (struct list *item = n->peers.next, *after; item != &n->peers; item = after) {
         struct peer *p = list_entry(item, struct peer, item);
-        run_peer(p, now, &next);
+        run_peer(p, now, is_late, &next);
         after = p->is_removed ? n->peers.next : p->item.next;
         if (n->is_closing) {
             break;
@@ -513,7 +517,7 @@ void net_run(struct peer_net *n)
         listener_watch(n);
         due(&next, now + LIVENESS_BEAT_NS);
     }
-    due(&next, n->next_at);  // net_wake was called on the way.
+    due(&next, is_late ? now : n->next_at);  // net_wake may have been called on the way.
     n->next_at = next;
     if (next == UINT64_MAX) {
         uv_timer_stop(&n->timer);

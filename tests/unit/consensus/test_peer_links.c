@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/base proto consensus/peer gen
 // Links between nodes over real loopback sockets, all nodes on one loop. Conditions are awaited with a deadline.
+#include "consensus/peer/handshake.h"
 #include "consensus/peer/join.h"
 #include "consensus/peer/peer_net.h"
 #include "node/base/limits.h"
@@ -791,6 +792,186 @@ START_TEST(ten_thousand_connections_with_random_bytes_do_no_harm)
 }
 END_TEST
 
+// A peer made by hand: knows the secret, then does what it likes. Dials node 0 as n2.
+static int fake_dial(enum net_lane lane)
+{
+    struct peer_hello h = nodes[0].self;
+    snprintf(h.name, sizeof(h.name), "n2@localhost");
+    h.node_id = 2;
+    h.store_id[0] = 2;
+    h.lane = lane;
+    snprintf(h.address, sizeof(h.address), "127.0.0.1:9");
+    int fd = connect_to(nodes[0].port);
+    ck_assert_int_eq(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
+    struct handshake hs;
+    struct buf to;
+    struct buf in;
+    buf_init(&to);
+    buf_init(&in);
+    handshake_dial(&hs, span_str("secret"), &h, "n1@localhost", &to);
+    for (int i = 0; hs.state != HANDSHAKE_DONE; i++) {
+        ck_assert_int_lt(i, 100000);
+        if (to.len > 0) {
+            ck_assert_int_eq(send(fd, to.ptr, to.len, MSG_NOSIGNAL), (ssize_t)to.len);
+            to.len = 0;
+        }
+        uv_run(&loop, UV_RUN_NOWAIT);
+        ssize_t n = recv(fd, buf_extend(&in, 4096), 4096, 0);
+        in.len -= 4096 - (n > 0 ? (size_t)n : 0);
+        struct frame f;
+        size_t size;
+        if (frame_decode(buf_span(&in), &f, &size) == RC_OK) {
+            enum rc rc = handshake_step(&hs, &f, &to);
+            ck_assert(rc == RC_OK || rc == RC_PENDING);
+            buf_consume(&in, size);
+        }
+    }
+    handshake_deinit(&hs);
+    buf_deinit(&to);
+    buf_deinit(&in);
+    return fd;
+}
+
+static uint64_t malformed_goal;
+static bool is_malformed_counted(void)
+{
+    return metrics_of(0).malformed >= malformed_goal;
+}
+
+START_TEST(garbage_from_a_proven_peer_closes_that_link_and_no_other)
+{
+    node_start(0);
+    nodes[1].self = nodes[0].self;  // For make_noise.
+    int control = fake_dial(LANE_CONTROL);
+    for (uint64_t i = 0; i < 400; i++) {
+        int fd = fake_dial(LANE_LOG);
+        uint8_t noise[8192];
+        size_t n = make_noise(noise, sizeof(noise), i);
+        if (i % 5 == 0) {
+            struct frame_header_wire h = {.total_len = FRAME_TOTAL_MAX + 1, .type = FRAME_APPEND};
+            memcpy(noise, &h, sizeof(h));
+            n = sizeof(h);
+        } else if (n < FRAME_HEADER_BYTES) {
+            n = FRAME_HEADER_BYTES;
+        }
+        memset(noise + 12, 0xa5, 4);  // Whatever it is, its sum is wrong.
+        ck_assert_int_eq(send(fd, noise, n, MSG_NOSIGNAL), (ssize_t)n);
+        malformed_goal = metrics_of(0).malformed + 1;
+        struct frame_header_wire sent;
+        memcpy(&sent, noise, sizeof(sent));
+        if (sent.total_len <= FRAME_TOTAL_MAX && sent.total_len > n) {
+            // It waits for the rest, as it must; give it that.
+            uv_run(&loop, UV_RUN_NOWAIT);
+            ck_assert_uint_le(metrics_of(0).buffer_bytes, FRAME_TOTAL_MAX + (64 << 10));
+        } else {
+            ck_assert(run_until(is_malformed_counted, 2000));
+        }
+        close(fd);
+    }
+    ck_assert_uint_gt(metrics_of(0).malformed, 300);
+    ck_assert_uint_eq(metrics_of(0).links_open - (metrics_of(0).links_open > 1), 1);  // Control, and the last at most.
+    ck_assert_uint_eq(nodes[0].frames, 0);
+    close(control);
+}
+END_TEST
+
+// n2 as an acceptor by hand that greets and then never reads again.
+struct fake_acceptor {
+    int listener;
+    int fds[LANE_COUNT];
+    struct handshake hs[LANE_COUNT];
+    uint32_t len;
+    uint32_t log_lanes;  // How often lane LOG was greeted.
+};
+static struct fake_acceptor fake;
+
+static void fake_pump(void)
+{
+    int fd = accept4(fake.listener, NULL, NULL, SOCK_NONBLOCK);
+    if (fd >= 0 && fake.len < LANE_COUNT) {
+        struct peer_hello h = nodes[0].self;
+        snprintf(h.name, sizeof(h.name), "n2@localhost");
+        h.node_id = 2;
+        h.store_id[0] = 2;
+        fake.fds[fake.len] = fd;
+        handshake_listen(&fake.hs[fake.len++], span_str("secret"), &h);
+    } else if (fd >= 0) {
+        fake.log_lanes++;  // Dialled again.
+        close(fd);
+    }
+    for (uint32_t i = 0; i < fake.len; i++) {
+        uint8_t bytes[4096];
+        struct handshake *hs = &fake.hs[i];
+        ssize_t n = hs->state == HANDSHAKE_DONE ? -1 : recv(fake.fds[i], bytes, sizeof(bytes), 0);
+        struct frame f;
+        size_t size;
+        if (n <= 0 || frame_decode(span_of(bytes, (size_t)n), &f, &size) != RC_OK) {
+            continue;
+        }
+        struct buf to;
+        buf_init(&to);
+        if (handshake_step(hs, &f, &to) == RC_OK) {
+            handshake_accept(hs, &to);
+        }
+        ck_assert_int_eq(send(fake.fds[i], to.ptr, to.len, MSG_NOSIGNAL), (ssize_t)to.len);
+        buf_deinit(&to);
+    }
+}
+
+static void on_beat_timer(uv_timer_t *t)
+{
+    (void)t;
+}
+
+static bool are_fake_lanes_up(void)
+{
+    fake_pump();
+    struct net *net = peer_net_net(nodes[0].net);
+    return net->is_connected(net, 2, LANE_BULK) && net->is_connected(net, 2, LANE_LOG);
+}
+static bool is_reopened(void)
+{
+    fake_pump();
+    return metrics_of(0).stalls > 0 && fake.log_lanes > 0;
+}
+
+START_TEST(a_lane_whose_output_stands_still_for_2_s_is_reopened)
+{
+    node_start(0);
+    memset(&fake, 0, sizeof(fake));
+    fake.listener = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(a);
+    ck_assert_int_eq(bind(fake.listener, (struct sockaddr *)&a, sizeof(a)), 0);
+    ck_assert_int_eq(listen(fake.listener, 16), 0);
+    ck_assert_int_eq(getsockname(fake.listener, (struct sockaddr *)&a, &len), 0);
+    char address[64];
+    snprintf(address, sizeof(address), "127.0.0.1:%u", ntohs(a.sin_port));
+    ck_assert_int_eq(peer_net_add(nodes[0].net, "n2@localhost", address, 2, NULL), RC_OK);
+    uv_timer_t beat;  // Keeps the loop turning while the fake is pumped by the condition.
+    uv_timer_init(&loop, &beat);
+    uv_timer_start(&beat, on_beat_timer, 5, 5);
+    ck_assert(run_until(are_fake_lanes_up, 3000));
+    uint64_t from = clock_mono_ns(env_system_clock());
+    struct net *net = peer_net_net(nodes[0].net);
+    while (net->queued(net, 2, LANE_LOG) < (4 << 20)) {  // More than both kernels' buffers.
+        ck_assert_int_eq(send_raw(0, 1, LANE_LOG, 0, 1 << 20, false), RC_OK);
+        net->flush(net);
+    }
+    ck_assert(run_until(is_reopened, 6000));
+    uint64_t ms = (clock_mono_ns(env_system_clock()) - from) / 1000000;
+    ck_assert_uint_ge(ms, 1900);
+    ck_assert_uint_le(ms, 4000);
+    for (uint32_t i = 0; i < fake.len; i++) {
+        handshake_deinit(&fake.hs[i]);
+        close(fake.fds[i]);
+    }
+    close(fake.listener);
+    uv_close((uv_handle_t *)&beat, NULL);
+    uv_run(&loop, UV_RUN_NOWAIT);
+}
+END_TEST
+
 static bool are_no_greetings(void)
 {
     return metrics_of(0).links_greeting == 0;
@@ -837,6 +1018,8 @@ int main(void)
     tcase_add_test(c, members_of_different_clusters_refuse_each_other);
     tcase_add_test(c, three_blank_nodes_form_a_cluster_and_learn_each_others_ids);
     tcase_add_test(c, ten_thousand_connections_with_random_bytes_do_no_harm);
+    tcase_add_test(c, garbage_from_a_proven_peer_closes_that_link_and_no_other);
+    tcase_add_test(c, a_lane_whose_output_stands_still_for_2_s_is_reopened);
     tcase_add_test(c, silent_connections_are_bounded_and_closed_in_time);
     suite_add_tcase(s, c);
     SRunner *r = srunner_create(s);
