@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+// basic.publish: from three kinds of frames to the sessions of the queues (data-plane §1.11).
+//
+// A message whose frames lie in one piece of input is never copied here: method, properties and body are spans into the
+// input until the sessions copy them. Only what is cut off by the end of the input is held (channel_hold), and bodies of
+// several frames are gathered.
+//
+// Two publishes wait: one to an exchange that does not exist, until that is proven (decision 16), and an unroutable one
+// while the projection is known to be behind, for at most 100 ms. Both hold the whole message and the frames behind it.
+#include "node/amqp09/reply.h"
+#include "node/amqp09/service.h"
+#include "proto/amqp09/table.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { PUBLISH = AMQP_BASIC_PUBLISH_ID };
+static const int64_t EXPIRATION_MAX_MS = 315360000000;
+enum { BODY_KEEP_BYTES = 64 << 10 };
+
+// What is known of the message at hand beside its frames.
+struct message {
+    struct content_properties properties;
+    struct span raw;          // Properties as they will be stored.
+    struct span headers;      // Header table as published.
+    uint32_t keys_count;      // In service->keys / bcc.
+    int64_t expiry_ms;
+    uint16_t error;           // 0 or the reply code of the first rule broken
+    char error_text[300];
+};
+
+// ---- assembling --------------------------------------------------------------------------------------------------
+
+static void body_release(struct channel *ch)
+{
+    if (ch->body.len > 0) {
+        amqp09_partial_changed(channel_service(ch), ch->connection, -(int64_t)ch->body.len);
+    }
+    ch->body.len = 0;
+    buf_shrink(&ch->body, BODY_KEEP_BYTES);
+}
+
+void channel_content_drop(struct channel *ch)
+{
+    body_release(ch);
+    ch->content = CONTENT_NONE;
+    ch->is_method_held = ch->is_held = false;
+    ch->held.len = 0;
+    list_remove(&ch->held_link);
+}
+
+void channel_hold(struct channel *ch)
+{
+    list_remove(&ch->held_link);
+    if (ch->content == CONTENT_NONE || ch->is_held) {
+        return;
+    }
+    struct buf *b = &ch->held;
+    struct amqp_basic_publish *m = &ch->publish;
+    size_t properties_len = ch->content == CONTENT_BODY ? ch->properties.len : 0;
+    if (!ch->is_method_held) {
+        b->len = 0;
+        buf_span_bytes(b, m->exchange);
+        buf_span_bytes(b, m->routing_key);
+    }
+    if (properties_len > 0) {
+        buf_span_bytes(b, ch->properties);
+    }
+    struct reader r = reader_of(buf_span(b));
+    m->exchange = reader_span(&r, m->exchange.len);
+    m->routing_key = reader_span(&r, m->routing_key.len);
+    ch->properties = reader_span(&r, properties_len);
+    ch->is_method_held = true;
+    ch->is_held = ch->content == CONTENT_BODY;
+}
+
+static void hold_later(struct channel *ch)
+{
+    if (list_is_empty(&ch->held_link)) {
+        list_add_tail(&ch->connection->held, &ch->held_link);
+    }
+}
+
+void channel_publish_method(struct channel *ch, const struct amqp_basic_publish *m)
+{
+    ch->publish = *m;
+    ch->content = CONTENT_HEADER;
+    ch->is_method_held = ch->is_held = false;
+    hold_later(ch);
+}
+
+static void complete(struct channel *ch, struct span body, bool is_last_try);
+
+void channel_publish_header(struct channel *ch, struct span payload)
+{
+    struct connection *c = ch->connection;
+    struct content_header h;
+    connection_note_publish(c);
+    if (content_header_read(payload, &h) != RC_OK) {
+        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "cannot decode content header of %zu octets", payload.len);
+        return;
+    }
+    if (h.class_id != CONTENT_CLASS_BASIC) {
+        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH, "expected content header for class 60, got one for class %u instead", h.class_id);
+        return;
+    }
+    if (h.weight != 0) {
+        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH, "content header with weight %u", h.weight);
+        return;
+    }
+    if (h.body_size > LIMIT_MESSAGE_BYTES_MAX) {
+        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "content body size %llu exceeds maximum allowed size %u",
+                     (unsigned long long)h.body_size, LIMIT_MESSAGE_BYTES_MAX);
+        return;
+    }
+    if (ch->publish.immediate) {
+        channel_fail(ch, REPLY_NOT_IMPLEMENTED, PUBLISH, "immediate=true");
+        return;
+    }
+    uint64_t max = channel_service(ch)->config.max_message_size;
+    if (h.body_size > max) {
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, PUBLISH, "message size %llu is larger than %smax size %llu",
+                     (unsigned long long)h.body_size, max == LIMIT_MESSAGE_BYTES_MAX ? "" : "configured ", (unsigned long long)max);
+        return;
+    }
+    ch->properties = h.properties;
+    ch->body_size = h.body_size;
+    ch->content = CONTENT_BODY;
+    if (h.body_size == 0) {
+        complete(ch, span_of(NULL, 0), false);
+    } else {
+        hold_later(ch);
+    }
+}
+
+void channel_publish_body(struct channel *ch, struct span payload)
+{
+    connection_note_publish(ch->connection);
+    if (payload.len > ch->body_size - ch->body.len) {
+        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "content body of more than the announced %llu octets", (unsigned long long)ch->body_size);
+        return;
+    }
+    if (payload.len == ch->body_size) {
+        complete(ch, payload, false);
+        return;
+    }
+    struct connection *c = ch->connection;
+    uint64_t bound = channel_service(ch)->config.max_message_size;
+    bound = bound > CONNECTION_PARTIAL_BYTES ? bound : CONNECTION_PARTIAL_BYTES;
+    if (c->partial_bytes + payload.len > bound) {
+        channel_fail(ch, REPLY_RESOURCE_ERROR, PUBLISH, "more than %llu octets of unfinished messages on one connection", (unsigned long long)bound);
+        return;
+    }
+    buf_span_bytes(&ch->body, payload);
+    amqp09_partial_changed(channel_service(ch), c, (int64_t)payload.len);
+    if (ch->body.len == ch->body_size) {
+        complete(ch, buf_span(&ch->body), false);
+    }
+}
+
+// ---- looking at the message --------------------------------------------------------------------------------------
+
+static void set_error(struct message *m, uint16_t code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void set_error(struct message *m, uint16_t code, const char *format, ...)
+{
+    if (m->error != 0) {
+        return;  // The first rule broken decides.
+    }
+    va_list args;
+    va_start(args, format);
+    vsnprintf(m->error_text, sizeof(m->error_text), format, args);
+    va_end(args);
+    m->error = code;
+}
+
+// Decimal digits, 0..EXPIRATION_MAX_MS.
+static void read_expiration(struct message *m)
+{
+    struct span e = m->properties.expiration;
+    struct reader r = reader_of(e);
+    int64_t value = 0;
+    bool is_number = e.len > 0;
+    while (reader_left(&r) > 0) {
+        uint8_t digit = (uint8_t)(reader_u8(&r) - '0');
+        is_number = is_number && digit <= 9;
+        if (is_number && value <= EXPIRATION_MAX_MS) {
+            value = value * 10 + digit;
+        }
+    }
+    if (!is_number) {
+        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {not_a_number}", (int)e.len, (const char *)e.ptr);
+    } else if (value > EXPIRATION_MAX_MS) {
+        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {value_too_large}", (int)e.len, (const char *)e.ptr);
+    } else {
+        m->expiry_ms = value;
+    }
+}
+
+static void add_key(struct amqp09 *s, struct message *m, struct span key, bool is_bcc)
+{
+    if (m->keys_count == s->keys_cap) {
+        s->keys_cap = s->keys_cap == 0 ? 16 : s->keys_cap * 2;
+        s->keys = mem_realloc(s->keys, s->keys_cap * sizeof(*s->keys));
+        s->bcc = mem_realloc(s->bcc, s->keys_cap * sizeof(*s->bcc));
+    }
+    s->keys[m->keys_count] = key;
+    s->bcc[m->keys_count] = is_bcc;
+    m->keys_count++;
+}
+
+// CC and BCC: arrays of strings, more routing keys.
+static void read_keys(struct amqp09 *s, struct message *m, const char *header, bool is_bcc)
+{
+    struct table_value v, item;
+    if (!table_find(m->headers, header, &v)) {
+        return;
+    }
+    if (v.type != TABLE_ARRAY) {
+        set_error(m, REPLY_PRECONDITION_FAILED, "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header, table_type_name(v.type));
+        return;
+    }
+    struct table_reader items = array_reader_of(v.bytes);
+    while (table_next(&items, NULL, &item)) {
+        if (item.type != TABLE_STRING || item.bytes.len > UINT8_MAX) {
+            set_error(m, REPLY_PRECONDITION_FAILED, "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header,
+                      table_type_name(item.type));
+            return;
+        }
+        add_key(s, m, item.bytes, is_bcc);
+    }
+}
+
+// Keys sorted, BCC gone, unused flag bits clear: what is stored and delivered (data-plane §1.7, §1.8, §11).
+static void normalise(struct amqp09 *s, struct message *m, struct span raw, bool has_bcc)
+{
+    struct reader r = reader_of(raw);
+    bool has_unused_bits = reader_u16be(&r) & PROPERTY_UNUSED;
+    m->raw = raw;
+    if (!has_unused_bits && !has_bcc && content_headers_are_sorted(m->headers)) {
+        return;
+    }
+    static const char *const hidden[] = {"BCC"};
+    s->scratch.len = s->scratch_more.len = 0;
+    table_put_sorted(&s->scratch, m->headers, hidden, 1);
+    struct content_properties p = m->properties;
+    p.headers = buf_span(&s->scratch);
+    content_properties_put(&s->scratch_more, &p);
+    m->raw = buf_span(&s->scratch_more);
+}
+
+// False: the properties do not decode (the connection has failed). Broken rules are left in m->error.
+static bool look(struct channel *ch, struct message *m)
+{
+    struct amqp09 *s = channel_service(ch);
+    const struct connection *c = ch->connection;
+    m->error = 0;
+    m->expiry_ms = -1;
+    m->keys_count = 0;
+    if (content_properties_read(ch->properties, &m->properties) != RC_OK) {
+        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "cannot decode content properties");
+        return false;
+    }
+    const struct content_properties *p = &m->properties;
+    m->headers = p->headers;
+    if ((p->flags & PROPERTY_REPLY_TO) && span_equal(p->reply_to, span_str("amq.rabbitmq.reply-to"))) {
+        set_error(m, REPLY_PRECONDITION_FAILED, "fast reply consumer does not exist");
+    }
+    if (p->flags & PROPERTY_EXPIRATION) {
+        read_expiration(m);
+    }
+    add_key(s, m, ch->publish.routing_key, false);
+    bool has_bcc = false;
+    if (m->headers.len > 0) {
+        struct table_value v;
+        read_keys(s, m, "CC", false);
+        read_keys(s, m, "BCC", true);
+        has_bcc = table_find(m->headers, "BCC", &v);
+    }
+    if ((p->flags & PROPERTY_USER_ID) && !c->user.is_impersonator && !span_equal(p->user_id, c->user_name)) {
+        set_error(m, REPLY_PRECONDITION_FAILED, "user_id property set to '%.*s' but authenticated user was '%s'", (int)p->user_id.len,
+                  (const char *)p->user_id.ptr, c->user.name);
+    }
+    normalise(s, m, ch->properties, has_bcc);
+    return true;
+}
+
+// ---- waiting -----------------------------------------------------------------------------------------------------
+
+// Keeps the whole message beyond the input it lies in.
+static void keep(struct channel *ch, struct span body)
+{
+    if (body.len > 0 && body.ptr != ch->body.ptr) {
+        assert(ch->body.len == 0);
+        buf_span_bytes(&ch->body, body);
+        amqp09_partial_changed(channel_service(ch), ch->connection, (int64_t)body.len);
+    }
+    channel_hold(ch);
+}
+
+static void exchange_fenced(struct operation *op, const struct broker_result *r)
+{
+    struct channel *ch = op->channel;
+    (void)r;  // Whatever it says, the projection is now as fresh as it gets.
+    operation_end(op);
+    complete(ch, buf_span(&ch->body), true);
+}
+
+static void fence_exchange(struct channel *ch, struct span body)
+{
+    struct amqp09 *s = channel_service(ch);
+    keep(ch, body);
+    struct operation *op = operation_start(ch, PUBLISH);
+    op->done = exchange_fenced;
+    op->is_external = true;
+    struct broker_exchange_declare d = {.name = ch->publish.exchange, .is_passive = true};
+    broker_exchange_declare(s->config.broker, connection_vhost(ch->connection), span_of(NULL, 0), &d, operation_answered, op);
+}
+
+static void wait_for_projection(struct channel *ch, struct span body)
+{
+    struct amqp09 *s = channel_service(ch);
+    keep(ch, body);
+    if (ch->unroutable_until == 0) {
+        ch->unroutable_until = amqp09_later(s, UNROUTABLE_WAIT_MS);
+    }
+    list_add_tail(&s->unroutable, &ch->unroutable_link);
+}
+
+void channel_publish_retry(struct channel *ch)
+{
+    struct amqp09 *s = channel_service(ch);
+    bool is_over = amqp09_now(s) >= ch->unroutable_until || s->config.is_current(s->config.ctx);
+    if (!is_over) {
+        list_add_tail(&s->unroutable, &ch->unroutable_link);
+        return;
+    }
+    ch->unroutable_until = 0;
+    complete(ch, buf_span(&ch->body), true);
+    if (channel_is_open(ch) && !ch->pending && ch->waiting.len > 0 && list_is_empty(&ch->ready_link)) {
+        list_add_tail(&s->ready, &ch->ready_link);
+    }
+}
+
+// ---- publishing --------------------------------------------------------------------------------------------------
+
+void channel_return(struct channel *ch, struct span exchange, struct span key, struct span properties, struct span body)
+{
+    struct buf *out = channel_out(ch);
+    amqp_send_basic_return(out, ch->number,
+                           &(struct amqp_basic_return){.reply_code = REPLY_NO_ROUTE,
+                                                       .reply_text = span_str("NO_ROUTE"),
+                                                       .exchange = exchange,
+                                                       .routing_key = key});
+    content_frames_put(out, ch->number, ch->connection->frame_max, properties, body);
+    channel_out_done(ch);
+}
+
+void channel_confirms_dirty(struct channel *ch)
+{
+    if (confirms_has_news(&ch->confirms) && list_is_empty(&ch->dirty_link)) {
+        list_add_tail(&channel_service(ch)->dirty, &ch->dirty_link);
+    }
+}
+
+void channel_confirms_flush(struct channel *ch)
+{
+    list_remove(&ch->dirty_link);
+    if (confirms_has_news(&ch->confirms)) {
+        confirms_flush(&ch->confirms, channel_out(ch), ch->number);
+        channel_out_done(ch);
+    }
+}
+
+static void publish(struct channel *ch, const struct message *m, struct span body, struct channel_queue **queues, uint32_t count)
+{
+    struct amqp09 *s = channel_service(ch);
+    struct queue_publish p = {
+        .exchange = ch->publish.exchange,
+        .routing_keys = s->keys,
+        .bcc = m->keys_count > 1 ? s->bcc : NULL,
+        .routing_keys_count = m->keys_count,
+        .header = m->raw,
+        .body = body,
+        .expiry_ms = m->expiry_ms,
+        .priority = m->properties.priority,
+        .has_priority = m->properties.flags & PROPERTY_PRIORITY,
+        .is_persistent = m->properties.delivery_mode == 2,
+    };
+    if (ch->tx) {
+        channel_tx_publish(ch, &p, queues, count);
+        return;
+    }
+    uint64_t number = ch->confirms.is_on ? confirms_add(&ch->confirms, count) : 0;
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t seq = queue_session_publish(queues[i]->session, &p);
+        channel_queue_published(queues[i], seq, number);
+    }
+    if (count == 0) {
+        channel_confirms_dirty(ch);
+    }
+}
+
+// The content is complete: checks, routes, publishes. The message is done with afterwards, unless it has to wait.
+static void complete(struct channel *ch, struct span body, bool is_last_try)
+{
+    struct amqp09 *s = channel_service(ch);
+    const struct connection *c = ch->connection;
+    struct message m;
+    if (!look(ch, &m)) {
+        return;
+    }
+    struct channel_queue **queues = NULL;
+    uint32_t count = 0;
+    struct route_request request = {
+        .exchange = ch->publish.exchange, .keys = s->keys, .keys_count = m.keys_count, .headers = m.headers};
+    enum route_result result = m.error ? channel_route_check(ch, request.exchange) : channel_route(ch, &request, &queues, &count);
+    if (result == ROUTE_NO_EXCHANGE && !is_last_try) {
+        fence_exchange(ch, body);
+        return;
+    }
+    if (result == ROUTE_NO_EXCHANGE) {
+        channel_fail(ch, REPLY_NOT_FOUND, PUBLISH, "no exchange '%.*s' in vhost '%.*s'", (int)request.exchange.len,
+                     (const char *)request.exchange.ptr, (int)c->vhost_name.len, (const char *)c->vhost_name.ptr);
+    } else if (result == ROUTE_OK && m.error) {
+        channel_fail(ch, m.error, PUBLISH, "%s", m.error_text);
+    }
+    if (!channel_is_open(ch)) {
+        return;
+    }
+    if (count == 0 && !is_last_try && s->config.is_current && !s->config.is_current(s->config.ctx)) {
+        wait_for_projection(ch, body);
+        return;
+    }
+    if (count == 0 && ch->publish.mandatory) {
+        channel_return(ch, request.exchange, ch->publish.routing_key, ch->properties, body);
+    }
+    publish(ch, &m, body, queues, count);
+    channel_content_drop(ch);
+}
