@@ -85,7 +85,7 @@ static void go_to_judge(void)
 
 static bool contains(const struct buf *where, const char *what)
 {
-    return memmem(where->ptr, where->len, what, strlen(what)) != NULL;
+    return where->len > 0 && memmem(where->ptr, where->len, what, strlen(what)) != NULL;
 }
 
 // ---- tests: good -------------------------------------------------------------------------------------------------

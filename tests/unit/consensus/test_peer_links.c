@@ -13,7 +13,9 @@
 #include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 // ---- fixture -----------------------------------------------------------------------------------------------------
@@ -281,6 +283,10 @@ static bool is_01_up(void)
 {
     return is_pair_up(0, 1) && is_pair_up(1, 0);
 }
+static bool is_0_up(void)
+{
+    return is_pair_up(0, 1);
+}
 static bool is_mesh_up(void)
 {
     return is_01_up() && is_pair_up(0, 2) && is_pair_up(2, 0) && is_pair_up(1, 2) && is_pair_up(2, 1);
@@ -387,6 +393,51 @@ START_TEST(a_restarted_node_is_alive_again_under_its_new_incarnation_and_lanes_a
     for (int lane = 0; lane < LANE_COUNT; lane++) {
         ck_assert_uint_eq(nodes[0].resets[2][lane], 2);
     }
+}
+END_TEST
+
+// Node 1 in a process of its own, with a loop of its own.
+static void run_child(int port_to)
+{
+    uv_loop_init(&loop);  // The parent's loop is left alone: it would share its epoll set.
+    nodes[1].port = 0;
+    node_start(1);
+    introduce(1, 0);
+    ssize_t n = write(port_to, &nodes[1].port, sizeof(nodes[1].port));
+    if (n == sizeof(nodes[1].port)) {
+        uv_run(&loop, UV_RUN_DEFAULT);
+    }
+    _exit(1);
+}
+
+START_TEST(a_process_killed_under_load_is_dead_within_50_ms)
+{
+    node_start(0);
+    int ends[2];
+    ck_assert_int_eq(pipe(ends), 0);
+    pid_t child = fork();
+    ck_assert_int_ge(child, 0);
+    if (child == 0) {
+        run_child(ends[1]);
+    }
+    ck_assert_int_eq(read(ends[0], &nodes[1].port, sizeof(nodes[1].port)), sizeof(nodes[1].port));
+    snprintf(nodes[1].self.name, sizeof(nodes[1].self.name), "n2@localhost");
+    introduce(0, 1);
+    ck_assert(run_until(is_0_up, 3000));
+    struct net *net = peer_net_net(nodes[0].net);
+    for (uint64_t i = 0; i < 200; i++) {
+        (void)!send_raw(0, 1, LANE_LOG, i, 100000, false);  // Full lanes are part of it.
+        net->flush(net);
+        uv_run(&loop, UV_RUN_NOWAIT);
+    }
+    ck_assert_int_eq(kill(child, SIGKILL), 0);
+    int status;
+    ck_assert_int_eq(waitpid(child, &status, 0), child);  // The kernel has closed its files.
+    uint64_t from = clock_mono_ns(env_system_clock());
+    ck_assert(run_until(is_1_dead, 1000));
+    ck_assert_uint_lt((clock_mono_ns(env_system_clock()) - from) / 1000000, 50);
+    close(ends[0]);
+    close(ends[1]);
 }
 END_TEST
 
@@ -1004,6 +1055,7 @@ int main(void)
     tcase_add_test(c, three_nodes_make_a_full_mesh_and_beat);
     tcase_add_test(c, a_node_that_closes_and_refuses_is_dead_within_50_ms);
     tcase_add_test(c, a_restarted_node_is_alive_again_under_its_new_incarnation_and_lanes_are_reset);
+    tcase_add_test(c, a_process_killed_under_load_is_dead_within_50_ms);
     tcase_add_test(c, a_removed_peer_is_disconnected_and_forgotten);
     tcase_add_test(c, a_name_is_looked_up_without_blocking);
     tcase_add_test(c, addresses_that_are_none_are_refused);
