@@ -6,8 +6,9 @@
 // concerned once. What arrives meanwhile is the next batch.
 //
 // Sleeping: the thread raises `shared_is_asleep`, looks at the rings once more and waits on an eventfd. A submitter writes
-// to the eventfd only if it lowers that flag, so a busy thread costs its submitters no system call. Both sides put a full
-// fence between their store and their load; one of them sees the other.
+// to the eventfd only if it lowers that flag, so a busy thread costs its submitters no system call. Both sides exchange the
+// flag: whoever comes second sees what the other wrote before, so either the thread finds the ring filled or the submitter
+// finds the thread asleep.
 //
 // A full ring never blocks and never loses anything: the submitter keeps a list of its own and goes on with it at its
 // next call (completions are due to it, so it is called again); this thread keeps a list per worker that the worker
@@ -65,9 +66,7 @@ struct wal_thread {
 
 static void wake(struct wal_thread *t)
 {
-    atomic_thread_fence(memory_order_seq_cst);
-    if (atomic_load_explicit(&t->shared_is_asleep, memory_order_relaxed) &&
-        atomic_exchange(&t->shared_is_asleep, false)) {
+    if (atomic_exchange_explicit(&t->shared_is_asleep, false, memory_order_acq_rel)) {
         uint64_t one = 1;
         ssize_t n = write(t->wake_fd, &one, sizeof(one));
         assert(n == sizeof(one));  // The counter cannot overflow: one write per sleep.
@@ -279,14 +278,13 @@ static bool has_input(struct wal_thread *t)
 // Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted.
 static bool sleep_until_woken(struct wal_thread *t)
 {
-    atomic_store_explicit(&t->shared_is_asleep, true, memory_order_relaxed);
-    atomic_thread_fence(memory_order_seq_cst);
+    (void)atomic_exchange_explicit(&t->shared_is_asleep, true, memory_order_acq_rel);
     bool is_woken = true;
     if (!has_input(t)) {
         struct pollfd p = {.fd = t->wake_fd, .events = POLLIN};
         is_woken = poll(&p, 1, t->wal->needs_mark ? MARK_AFTER_MS : -1) != 0;
     }
-    if (!atomic_exchange(&t->shared_is_asleep, false)) {
+    if (!atomic_exchange_explicit(&t->shared_is_asleep, false, memory_order_acq_rel)) {
         uint64_t count;  // Somebody lowered the flag: his write is there or about to be; it must not wake us twice.
         struct pollfd p = {.fd = t->wake_fd, .events = POLLIN};
         while (poll(&p, 1, -1) < 0 && errno == EINTR) {
