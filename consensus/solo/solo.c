@@ -79,6 +79,9 @@ static enum rc solo_propose(struct replica *r, uint32_t count, uint64_t *first_o
     }
     *first_out = r->last + 1;
     *term_out = r->term;
+    if (r->runs_count == 0) {
+        run_push(r, r->last + 1, r->term);  // A snapshot took the run away.
+    }
     r->last += count;
     return RC_OK;
 }

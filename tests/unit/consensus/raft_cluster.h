@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cluster of replicas of one group in memory, for the tests of the raft engine: a disk per node that completes when
+// A cluster of replicas of one group in memory, for the tests of the engines: a disk per node that completes when
 // told to, packets that arrive when told to, and an omniscient checker of the protocol's promises.
 //
 // It does for each replica what the host does, in the same order: hard state, truncation, entries and gated messages
@@ -61,6 +61,7 @@ struct cl_node {
     enum rc last_rc;
 };
 struct cluster {
+    const struct consensus_ops *ops;
     uint32_t count;
     struct cl_node nodes[CL_NODES + 1];
     uint64_t now;
@@ -93,7 +94,7 @@ static inline void cl_log_set(struct cl_log *l, uint64_t index, struct cl_ent e)
 
 static inline void cl_status(struct cluster *c, uint32_t i, struct consensus_status *st)
 {
-    raft_ops.status(c->nodes[i].r, st);
+    c->ops->status(c->nodes[i].r, st);
 }
 
 static inline void cl_fail(struct cluster *c, const char *what, uint64_t a, uint64_t b)
@@ -133,7 +134,7 @@ static inline void cl_check_node(struct cluster *c, uint32_t i)
     if (n->r == NULL) {
         return;
     }
-    raft_ops.check(n->r);
+    c->ops->check(n->r);
     struct consensus_status st;
     cl_status(c, i, &st);
     if (st.last != n->mem.last) {
@@ -149,7 +150,7 @@ static inline void cl_check_node(struct cluster *c, uint32_t i)
             }
         } else {
             ck_assert_uint_eq(at, c->committed.last + 1);
-            if (st.role == ROLE_LEADER && at == st.commit) {
+            if (st.role == ROLE_LEADER && at == st.commit && c->ops->traits.commit_is_synced) {
                 cl_check_majority(c, i, at, st.config);
             }
             cl_log_set(&c->committed, at, n->mem.at[at]);
@@ -292,7 +293,7 @@ static inline void cl_send(struct cluster *c, uint32_t i, uint32_t entries_max)
         for (uint32_t guard = 0;; guard++) {
             ck_assert_uint_lt(guard, 10000);
             struct consensus_send s;
-            raft_ops.next_send(n->r, k, &s);
+            c->ops->next_send(n->r, k, &s);
             if (s.kind == SEND_NOTHING) {
                 break;
             }
@@ -309,7 +310,7 @@ static inline void cl_send(struct cluster *c, uint32_t i, uint32_t entries_max)
                 c->snapshots++;
             } else {
                 while (last < s.last && p->m.count < entries_max) {
-                    uint64_t term = raft_ops.term_at(n->r, last + 1);
+                    uint64_t term = c->ops->term_at(n->r, last + 1);
                     if (p->m.runs_count == 0 || p->m.runs[p->m.runs_count - 1].term != term) {
                         if (p->m.runs_count == CONSENSUS_TERM_RUNS) {
                             break;
@@ -325,7 +326,7 @@ static inline void cl_send(struct cluster *c, uint32_t i, uint32_t entries_max)
                     memcpy(p->ents, &n->mem.at[s.msg.index + 1], p->ents_count * sizeof(*p->ents));
                 }
             }
-            raft_ops.sent(n->r, k, last, c->now);
+            c->ops->sent(n->r, k, last, c->now);
             cl_packet_add(c, p);
         }
     }
@@ -340,7 +341,7 @@ static inline void cl_apply(struct cluster *c, uint32_t i)
     if (to > st.applied) {
         n->applied = to;
         struct consensus_out out;
-        raft_ops.applied(n->r, to, c->now, &out);
+        c->ops->applied(n->r, to, c->now, &out);
         cl_out(c, i, &out, NULL);
     }
 }
@@ -373,13 +374,13 @@ static inline void cl_disk(struct cluster *c, uint32_t i, uint32_t items)
     for (uint32_t k = 0; k < count; k++) {  // then it is told.
         struct consensus_out out;
         if (done[k].kind == WAL_HARD) {
-            raft_ops.hard_state_durable(n->r, done[k].hard, c->now, &out);
+            c->ops->hard_state_durable(n->r, done[k].hard, c->now, &out);
             cl_out(c, i, &out, NULL);
         } else if (done[k].kind == WAL_ENTRY) {
             epoch = done[k].epoch;
             index = done[k].index;
             if (k + 1 == count || done[k + 1].kind != WAL_ENTRY || done[k + 1].epoch != epoch) {
-                raft_ops.durable(n->r, epoch, index, c->now, &out);
+                c->ops->durable(n->r, epoch, index, c->now, &out);
                 cl_out(c, i, &out, NULL);
             }
         } else if (done[k].kind == WAL_PACKET) {
@@ -422,7 +423,7 @@ static inline void cl_out(struct cluster *c, uint32_t i, const struct consensus_
             struct cl_ent e = in->ents[at - in->m.index - 1];
             cl_append(c, i, at, e);
             if (e.kind == CL_CONFIG) {
-                raft_ops.config_appended(n->r, &c->configs[e.config]);
+                c->ops->config_appended(n->r, &c->configs[e.config]);
             }
         }
     }
@@ -458,7 +459,7 @@ static inline void cl_install(struct cluster *c, uint32_t i, const struct cl_pac
     if (st.role == ROLE_LEADER || st.term != p->m.term || st.leader != p->m.from || p->m.index <= st.commit || n->is_amnesiac) {
         return;
     }
-    if (raft_ops.term_at(n->r, p->m.index) == p->m.index_term) {
+    if (c->ops->term_at(n->r, p->m.index) == p->m.index_term) {
         // The log holds that entry, so it holds all the snapshot stands for and perhaps more: never replaced.
         if (st.durable >= p->m.index) {
             struct consensus_msg done = {.type = MSG_SNAPSHOT_DONE, .group = 1, .from = n->replica_id, .to = p->m.from,
@@ -467,12 +468,12 @@ static inline void cl_install(struct cluster *c, uint32_t i, const struct cl_pac
         }
         return;
     }
-    raft_ops.snapshot_started(n->r, c->now);
+    c->ops->snapshot_started(n->r, c->now);
     cl_disk(c, i, UINT32_MAX);  // The installation is behind all earlier writes, and synced itself.
     cl_status(c, i, &st);
     struct consensus_out out;
     if (p->m.index <= st.commit) {
-        raft_ops.snapshot_ended(n->r, n->replica_id, false, p->m.index, c->now, &out);
+        c->ops->snapshot_ended(n->r, n->replica_id, false, p->m.index, c->now, &out);
         cl_out(c, i, &out, NULL);
         return;
     }
@@ -483,7 +484,7 @@ static inline void cl_install(struct cluster *c, uint32_t i, const struct cl_pac
     n->mem.last = n->disk.last = n->snapshot = n->applied = p->m.index;
     n->snapshot_term = p->m.index_term;
     config_copy(&n->snapshot_config, &p->config);
-    raft_ops.snapshot_installed(n->r, p->m.index, p->m.index_term, &p->config, c->now, &out);
+    c->ops->snapshot_installed(n->r, p->m.index, p->m.index_term, &p->config, c->now, &out);
     cl_out(c, i, &out, NULL);
 }
 
@@ -496,15 +497,15 @@ static inline void cl_deliver(struct cluster *c, struct cl_packet *p)
         if (p->is_snapshot) {
             struct consensus_msg empty = p->m;  // A snapshot names its leader as a message without entries does.
             empty.index = empty.index_term = empty.count = 0;
-            raft_ops.step(n->r, &empty, c->now, &out);
+            c->ops->step(n->r, &empty, c->now, &out);
             cl_out(c, p->to_node, &out, NULL);
             cl_install(c, p->to_node, p);
             if (c->nodes[p->from_node].r != NULL) {
-                raft_ops.snapshot_ended(c->nodes[p->from_node].r, p->m.to, true, p->m.index, c->now, &out);
+                c->ops->snapshot_ended(c->nodes[p->from_node].r, p->m.to, true, p->m.index, c->now, &out);
                 cl_out(c, p->from_node, &out, NULL);
             }
         } else {
-            raft_ops.step(n->r, &p->m, c->now, &out);
+            c->ops->step(n->r, &p->m, c->now, &out);
             cl_out(c, p->to_node, &out, p);
         }
         if (n->r != NULL) {
@@ -547,7 +548,7 @@ static inline void cl_start(struct cluster *c, uint32_t i, bool campaign_at_once
     s.runs = runs;
     n->applied = n->commit_seen = n->snapshot;
     n->hard = n->disk_hard;
-    n->r = raft_ops.create(&s);
+    n->r = c->ops->create(&s);
     free(runs);
     cl_check_node(c, i);
 }
@@ -577,7 +578,7 @@ static inline void cl_crash(struct cluster *c, uint32_t i, uint32_t kept)
         }
     }
     cl_wal_drop(n);
-    raft_ops.destroy(n->r);
+    c->ops->destroy(n->r);
     n->r = NULL;
     n->mem.last = 0;
 }
@@ -586,7 +587,7 @@ static inline void cl_alive(struct cluster *c, uint32_t i, uint32_t of, bool is_
 {
     if (c->nodes[i].r != NULL && i != of) {
         struct consensus_out out;
-        raft_ops.node_alive(c->nodes[i].r, of, is_alive, c->now, &out);
+        c->ops->node_alive(c->nodes[i].r, of, is_alive, c->now, &out);
         cl_out(c, i, &out, NULL);
     }
 }
@@ -595,7 +596,7 @@ static inline void cl_link_reset(struct cluster *c, uint32_t i, uint32_t of)
 {
     if (c->nodes[i].r != NULL && i != of) {
         struct consensus_out out;
-        raft_ops.link_reset(c->nodes[i].r, of, c->now, &out);
+        c->ops->link_reset(c->nodes[i].r, of, c->now, &out);
         cl_out(c, i, &out, NULL);
     }
 }
@@ -603,11 +604,11 @@ static inline void cl_link_reset(struct cluster *c, uint32_t i, uint32_t of)
 static inline bool cl_timeout(struct cluster *c, uint32_t i)
 {
     struct cl_node *n = &c->nodes[i];
-    if (n->r == NULL || raft_ops.deadline(n->r) > c->now) {
+    if (n->r == NULL || c->ops->deadline(n->r) > c->now) {
         return false;
     }
     struct consensus_out out;
-    raft_ops.timeout(n->r, c->now, &out);
+    c->ops->timeout(n->r, c->now, &out);
     cl_out(c, i, &out, NULL);
     return true;
 }
@@ -617,7 +618,7 @@ static inline enum rc cl_propose(struct cluster *c, uint32_t i, uint32_t count)
     struct cl_node *n = &c->nodes[i];
     struct consensus_out out;
     uint64_t first = 0, term = 0;
-    enum rc rc = raft_ops.propose(n->r, count, &first, &term, &out);
+    enum rc rc = c->ops->propose(n->r, count, &first, &term, &out);
     for (uint32_t k = 0; rc == RC_OK && k < count; k++) {
         cl_append(c, i, first + k, (struct cl_ent){.term = term, .kind = CL_ENTRY, .value = ++c->value});
     }
@@ -641,14 +642,53 @@ static inline void cl_snapshot(struct cluster *c, uint32_t i)
         }
     }
     n->snapshot = st.applied;
-    n->snapshot_term = raft_ops.term_at(n->r, st.applied);
-    raft_ops.snapshot_taken(n->r, n->snapshot, n->snapshot_term);
+    n->snapshot_term = c->ops->term_at(n->r, st.applied);
+    c->ops->snapshot_taken(n->r, n->snapshot, n->snapshot_term);
     cl_check_node(c, i);
+}
+
+// Everything moves, without any time passing, until nothing does; false if that never happens.
+static inline bool cl_settle(struct cluster *c)
+{
+    for (int guard = 0; guard < 10000; guard++) {
+        for (uint32_t i = 1; i <= c->count; i++) {
+            cl_send(c, i, 64);
+        }
+        for (uint32_t i = 1; i <= c->count; i++) {
+            if (c->nodes[i].r != NULL && c->nodes[i].is_sync) {
+                cl_disk(c, i, UINT32_MAX);
+            }
+        }
+        if (c->packets_count == 0) {
+            return true;
+        }
+        cl_deliver(c, cl_packet_take(c, 0));
+    }
+    return false;
+}
+
+// Lets the clock run to the next deadline of anybody; false if nobody has one.
+static inline bool cl_tick(struct cluster *c)
+{
+    uint64_t at = UINT64_MAX;
+    for (uint32_t i = 1; i <= c->count; i++) {
+        if (c->nodes[i].r != NULL && c->ops->deadline(c->nodes[i].r) < at) {
+            at = c->ops->deadline(c->nodes[i].r);
+        }
+    }
+    if (at == UINT64_MAX) {
+        return false;
+    }
+    c->now = at > c->now ? at : c->now;
+    for (uint32_t i = 1; i <= c->count; i++) {
+        (void)cl_timeout(c, i);
+    }
+    return true;
 }
 
 static inline void cl_init(struct cluster *c, uint32_t count, uint32_t voters, uint64_t seed)
 {
-    *c = (struct cluster){.count = count, .seed = seed, .now = UINT64_C(1000000000)};
+    *c = (struct cluster){.ops = &raft_ops, .count = count, .seed = seed, .now = UINT64_C(1000000000)};
     c->term_leader = mem_zalloc(CL_TERMS * sizeof(*c->term_leader));
     c->initial.count = voters;
     for (uint32_t i = 1; i <= count; i++) {
@@ -665,7 +705,7 @@ static inline void cl_deinit(struct cluster *c)
     for (uint32_t i = 1; i <= c->count; i++) {
         struct cl_node *n = &c->nodes[i];
         if (n->r != NULL) {
-            raft_ops.destroy(n->r);
+            c->ops->destroy(n->r);
         }
         cl_wal_drop(n);
         free(n->wal);

@@ -8,7 +8,7 @@
 
 // ---- fixture -----------------------------------------------------------------------------------------------------
 
-enum { WORDS = 24, IDLE_GUARD = 10000 };
+enum { WORDS = 24 };
 #define MS UINT64_C(1000000)
 
 static struct cluster c;
@@ -120,13 +120,6 @@ static void on_packet(struct cluster *cluster, struct cl_packet *p)
     }
 }
 
-static void send_all(void)
-{
-    for (uint32_t i = 1; i <= c.count; i++) {
-        cl_send(&c, i, 64);
-    }
-}
-
 // The words 2, 3 and 4: from, to, and a type or all.
 static int matching_type(void)
 {
@@ -170,41 +163,11 @@ static void drop(void)
     }
 }
 
-// Everything moves, without any time passing, until nothing does.
 static void settle(void)
 {
-    for (int guard = 0; guard < IDLE_GUARD; guard++) {
-        send_all();
-        for (uint32_t i = 1; i <= c.count; i++) {
-            if (c.nodes[i].r != NULL && c.nodes[i].is_sync) {
-                cl_disk(&c, i, UINT32_MAX);
-            }
-        }
-        if (c.packets_count == 0) {
-            return;
-        }
-        cl_deliver(&c, cl_packet_take(&c, 0));
+    if (!cl_settle(&c)) {
+        FAIL("it never comes to rest");
     }
-    FAIL("it never comes to rest");
-}
-
-// Lets the clock run to the next deadline of anybody; false if nobody has one.
-static bool tick(void)
-{
-    uint64_t at = UINT64_MAX;
-    for (uint32_t i = 1; i <= c.count; i++) {
-        if (c.nodes[i].r != NULL && raft_ops.deadline(c.nodes[i].r) < at) {
-            at = raft_ops.deadline(c.nodes[i].r);
-        }
-    }
-    if (at == UINT64_MAX) {
-        return false;
-    }
-    c.now = at > c.now ? at : c.now;
-    for (uint32_t i = 1; i <= c.count; i++) {
-        (void)cl_timeout(&c, i);
-    }
-    return true;
 }
 
 // ---- commands ----------------------------------------------------------------------------------------------------
@@ -448,7 +411,7 @@ static void run_words(void)
     } else if (strcmp(name, "run") == 0) {  // Up to that many deadlines pass, whosever they are.
         for (uint64_t k = number(1); k > 0; k--) {
             settle();
-            if (!tick()) {
+            if (!cl_tick(&c)) {
                 break;
             }
         }
