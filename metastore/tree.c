@@ -341,7 +341,7 @@ static enum rc run_ops(struct tree *t, const struct command *c, struct tree_resu
         struct command_op op;
         enum rc rc = command_next(&ops, &op);
         if (rc == RC_MORE) {
-            return RC_OK;
+            return i == c->ops_count ? RC_OK : RC_MALFORMED;
         }
         if (rc == RC_OK) {
             rc = run_op(t, &op, out);
