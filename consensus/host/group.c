@@ -330,7 +330,8 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     struct consensus_status st;
     ops->status(g->replica, &st);
     host_liveness_list(g, st.leader_node);
-    const struct config members = *st.config;
+    struct config members;
+    config_copy(&members, st.config);
     group_tell_members(g, &members);
     if (start.snapshot_index > 0) {
         host_snapshot_load(g);

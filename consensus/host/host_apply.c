@@ -23,7 +23,7 @@ void group_config_before(struct group *g)
         if (g->config_applied == NULL) {
             g->config_applied = mem_alloc(sizeof(struct config));
         }
-        *g->config_applied = *st.config;
+        config_copy(g->config_applied, st.config);
     }
     assert(g->config_applied != NULL);
 }
@@ -149,12 +149,8 @@ static void apply_read(struct group *g, struct glog_read *r)
     if (g->flags & (GROUP_INSTALLING | GROUP_LOADING)) {
         return;  // A snapshot takes the place of these entries.
     }
-    if (r->rc != RC_OK || r->read_count == 0) {
-        if (r->rc == RC_NOT_FOUND) {
-            group_ready(g, GROUP_APPLY);  // A snapshot came in meanwhile.
-        } else {
-            group_fail(g, r->rc, "a committed entry cannot be read");
-        }
+    if (r->read_count == 0) {
+        group_fail(g, r->rc == RC_OK ? RC_NOT_FOUND : r->rc, "a committed entry cannot be read");
         return;
     }
     struct span left = buf_span(&r->bytes);

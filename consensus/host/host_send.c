@@ -509,7 +509,7 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
         return;
     }
     group_ready(g, GROUP_SEND);
-    if (r->rc != RC_OK || r->read_count == 0) {
+    if (r->read_count == 0) {
         if (r->rc != RC_NOT_FOUND && r->rc != RC_OK) {
             group_fail(g, r->rc, "an entry for a follower cannot be read");
         }

@@ -89,6 +89,7 @@ bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
         .index = st.applied,
         .term = g->ops->term_at(g->replica, st.applied),
         .config = *c,
+        .size_estimate = g->fsm->size_estimate ? g->fsm->size_estimate(g->fsm_ctx) : 0,
     };
     assert(out->term > 0);
     assert(out->config.index <= out->index);
@@ -458,6 +459,11 @@ static void receive_write_done(struct glog_snapshot_write *w)
         receive_free(r);
         return;
     }
+    if (w->rc == RC_STALE) {
+        answer(h, r->node, r, true, false);  // We have it already.
+        receive_abort(r);
+        return;
+    }
     if (w->rc != RC_OK) {
         log_error("group %llu: snapshot cannot be written: %s", (unsigned long long)g->id, rc_text(w->rc));
         answer(h, r->node, r, false, true);
@@ -572,7 +578,11 @@ static void receive_piece(struct host *h, struct group *g, uint32_t node, const 
     if (w->term < st.term || (r && r->is_writing)) {
         return;
     }
-    if (st.commit >= info.index) {
+    bool is_held = g->ops->term_at(g->replica, info.index) == info.term;
+    if (is_held && st.durable < info.index) {
+        return;  // In the log, on its way to the disk: nothing to replace, nothing to claim yet.
+    }
+    if (is_held || st.commit >= info.index) {
         // It has all that already (the answer to an earlier attempt was lost).
         struct snap_receive known = {.group = g, .from = w->from, .info = info};
         answer(h, node, &known, true, false);

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cluster in one process: N nodes with the real host, engines, store and WAL over a simulated clock, net and disk.
+//
+// Everything that happens is an event at a virtual time; events of equal time happen in the order in which they were made.
+// All chance comes from one seeded generator, so a seed names a run (swarm: each seed draws its own fault rates). After
+// every event the node it touched is compared with what an omniscient observer knows (sim_check.c); the first
+// violation ends the run.
+//
+// What the groups do is an application (struct sim_app): sim_list.c is the built-in one; others bring their own state
+// machines, clients and checks, and use the same world.
+#pragma once
+#include "consensus/host/host.h"
+#include "node/base/map.h"
+#include "tests/sim/sim_disk.h"
+#include <stdio.h>
+
+enum { SIM_NODES_MAX = 5, SIM_GROUPS_MAX = 64 };
+
+#define SIM_US 1000ull
+#define SIM_MS 1000000ull
+#define SIM_S 1000000000ull
+
+struct sim;
+struct sim_node;
+
+// ---- faults: drawn per seed -----------------------------------------------------------------------------------------
+
+struct sim_faults {
+    uint64_t net_delay_min, net_delay_spread;  // ns
+    uint64_t net_slow_one_in;                  // One frame in so many takes 100 times as long; 0 never.
+    uint64_t lane_reset_one_in;                // One frame in so many breaks its lane; 0 never.
+    uint64_t disk_delay_min, disk_delay_spread;
+    uint64_t disk_slow_one_in;                 // One sync in so many takes up to 300 ms more; 0 never.
+    uint64_t cold_delay_min, cold_delay_spread;
+    uint64_t crash_every, partition_every;     // Mean times between; 0 never.
+    uint64_t crash_all_one_in;                 // One crash in so many hits all nodes at once; 0 never.
+    uint64_t sync_fail_one_in;                 // One crash in so many is a failing sync; 0 never.
+    uint64_t pause_every;                      // A node stands still for a while.
+    uint64_t transfer_every, member_change_every, step_down_every;
+};
+
+// ---- counters ---------------------------------------------------------------------------------------------------------
+
+struct sim_counters {
+    uint64_t events, commits, elections, crashes, torn_writes, partitions, violations;
+    uint64_t proposals, acks, reads, frames, snapshots_installed, snapshots_taken, member_changes;
+};
+
+// ---- the application --------------------------------------------------------------------------------------------------
+
+// One replica's machine: the world keeps it while the replica lives.
+struct sim_app {
+    const char *name;
+    // Machine of `group` on `node` (a new, empty one), with its fsm_ops.
+    void *(*machine_create)(struct sim *s, struct sim_node *n, uint64_t group);
+    void (*machine_destroy)(void *machine);
+    const struct fsm_ops *fsm;
+    // A node has come up (all its groups are added) / is about to vanish. May be NULL.
+    void (*node_up)(struct sim *s, struct sim_node *n);
+    void (*node_down)(struct sim *s, struct sim_node *n);
+    void (*start)(struct sim *s);   // Clients: schedule their events. `s->is_calm` ends the load.
+    void (*turn)(struct sim *s, struct sim_node *n);  // Before each host_turn of a node. May be NULL.
+    bool (*is_settled)(struct sim *s);  // Last phase (all healed, no load): has everything come to rest as it should?
+    void (*finish)(struct sim *s);      // Last checks.
+};
+extern const struct sim_app sim_list_app;
+
+// ---- nodes ------------------------------------------------------------------------------------------------------------
+
+struct sim_exec {
+    struct exec base;
+    struct sim_node *node;
+    struct list jobs;
+    bool is_busy;
+};
+
+struct sim_net {
+    struct net base;
+    struct sim_node *node;
+};
+
+// What is known to be on a node's disk of one group: from the bytes handed to its WAL, not from what engines say.
+struct sim_shadow {
+    struct hard_state hard;
+    uint64_t snapshot;   // Entries up to here are covered by it.
+    uint64_t last;       // Durable log ends here.
+    uint64_t terms_base;  // terms[i] is that of terms_base + 1 + i.
+    struct buf terms;    // u64 each.
+};
+
+struct sim_node {
+    struct sim *sim;
+    uint32_t id;           // 1..
+    bool is_up;
+    bool is_paused;        // Nothing of it runs; its disk and link stay.
+    uint64_t paused_until;
+    uint64_t incarnation;
+    struct sim_disk *disk;
+    struct rng rng;
+    struct sim_exec cold;
+    struct sim_net net;
+    struct store *store;
+    struct host *host;
+    uint64_t turn_due;     // When its next turn is scheduled; UINT64_MAX none.
+    bool is_wal_busy;      // A batch is being written.
+    bool is_composed;
+    struct list wal_done;  // Completions on their way to the worker.
+    struct buf pending_cuts;  // sim_check.c: truncations handed to the WAL and not yet durable.
+    void *machines[SIM_GROUPS_MAX];
+    struct group *groups[SIM_GROUPS_MAX];
+    struct sim_shadow shadows[SIM_GROUPS_MAX];
+    uint64_t commit_seen[SIM_GROUPS_MAX];  // In this life.
+    uint64_t term_seen[SIM_GROUPS_MAX];
+    bool is_leader_seen[SIM_GROUPS_MAX];
+    bool was_corrupt;
+    void *app;             // For the application.
+};
+
+// ---- the world ----------------------------------------------------------------------------------------------------------
+
+struct sim_event {
+    uint64_t at;
+    uint64_t seq;
+    void (*fn)(struct sim *s, void *arg, uint64_t n);
+    void *arg;
+    uint64_t n;
+    uint32_t node;         // 0: of the world. Else dropped if the node has a newer incarnation or is down,
+    uint64_t incarnation;  // put off while it is paused.
+    void (*drop)(void *arg);  // Frees what arg holds if the event is dropped. May be NULL.
+};
+
+struct sim_group {
+    uint64_t id;
+    struct config initial;
+    uint64_t next_replica;  // Ids for members that join.
+    // Committed history, by index from 1: term and chain hash (index i at i - 1).
+    struct buf terms, chain;
+    uint64_t committed;
+    struct map leaders;     // Term -> node * 2^32 + incarnation (as a pointer).
+};
+
+struct sim {
+    uint64_t seed;
+    struct rng rng;
+    struct clock clock;
+    uint64_t now;
+    uint64_t seq;
+    struct sim_event *heap;
+    uint32_t heap_len, heap_cap;
+    struct sim_faults faults;
+    struct sim_counters counters;
+    uint64_t trace;        // Hash of all events.
+    const struct sim_app *app;
+    void *app_state;
+    uint32_t nodes_count;
+    struct sim_node nodes[SIM_NODES_MAX];
+    uint32_t groups_count;
+    struct sim_group groups[SIM_GROUPS_MAX];
+    bool is_calm;          // Last phase: no faults, no load.
+    bool is_violated;
+    char violation[512];
+    struct sim_links *links;
+    bool is_verbose;
+    uint64_t wal_file_bytes, memtable_bytes;
+};
+
+// One run. Returns true if nothing was violated; the counters are added to `total`.
+bool sim_run(uint64_t seed, const struct sim_app *app, bool is_verbose, struct sim_counters *total, uint64_t *trace,
+             char *violation, size_t violation_size);
+
+// In parts, for tests that want their own faults: init draws the swarm (change s->faults and the groups afterwards), start
+// brings all nodes up.
+void sim_init(struct sim *s, uint64_t seed, const struct sim_app *app);
+void sim_start(struct sim *s);
+bool sim_step(struct sim *s);                     // Next event. False: none left, or violated.
+void sim_run_until(struct sim *s, uint64_t at);   // Virtual time.
+void sim_deinit(struct sim *s);
+
+void sim_at(struct sim *s, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg, uint64_t n);
+void sim_at_owned(struct sim *s, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg, uint64_t n,
+                  void (*drop)(void *arg));
+void sim_node_at(struct sim_node *n, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg,
+                 uint64_t number, void (*drop)(void *arg));
+void sim_node_wake(struct sim_node *n, uint64_t delay);  // A turn soon.
+uint64_t sim_chance(struct sim *s, uint64_t one_in);     // True once in so many; never for 0.
+uint64_t sim_range(struct sim *s, uint64_t min, uint64_t spread);
+void sim_trace(struct sim *s, uint64_t a, uint64_t b);   // Goes into the hash.
+void sim_violation(struct sim *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
+#define sim_log(s, ...)                                                                            \
+    do {                                                                                           \
+        if ((s)->is_verbose) {                                                                     \
+            fprintf(stderr, "%12.6f ", (double)(s)->now / 1e9);                                    \
+            fprintf(stderr, __VA_ARGS__);                                                          \
+            fputc('\n', stderr);                                                                   \
+        }                                                                                          \
+    } while (0)
+
+void sim_node_start(struct sim_node *n);
+void sim_node_crash(struct sim_node *n, bool is_power);  // Power: unsynced writes are lost, torn or kept.
+struct sim_group *sim_group_of(struct sim *s, uint64_t id);
+uint32_t sim_group_slot(const struct sim *s, uint64_t id);
+
+// sim_net.c
+void sim_net_create(struct sim *s);
+void sim_net_destroy(struct sim *s);
+void sim_net_bind(struct sim_node *n);
+void sim_net_node_up(struct sim_node *n);
+void sim_net_node_down(struct sim_node *n, bool is_refused);  // Refused: its host answers that nobody listens.
+void sim_net_cut(struct sim *s, uint32_t from, uint32_t to, bool is_cut);  // One way.
+bool sim_net_is_cut(const struct sim *s, uint32_t from, uint32_t to);
+void sim_net_heal(struct sim *s);
+
+// sim_check.c
+void sim_check_node(struct sim_node *n);                      // After each event that touched it.
+void sim_check_submitted(struct sim_node *n, struct wal_submission *w);
+void sim_check_durable(struct sim_node *n, struct wal_submission *w);
+void sim_check_crashed(struct sim_node *n);                   // Before its memory goes.
+void sim_check_recovered(struct sim_node *n, const struct store_group *g);
+void sim_check_recovered_all(struct sim_node *n);
+// The machine of a replica applies: the history of the group must be the same everywhere. `chain` is the machine's own
+// running hash after this entry.
+void sim_check_applied(struct sim_node *n, uint64_t group, uint64_t index, uint64_t term, uint64_t chain);
+// Somebody outside is told that this entry is safe.
+void sim_check_acked(struct sim *s, uint64_t group, uint64_t index, uint64_t term);
+void sim_check_deinit(struct sim *s);

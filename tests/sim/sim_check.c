@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+// The omniscient observer: the laws, checked after every event.
+//
+// What is durable is known from the bytes that went through each node's WAL (a shadow log per node and group), not from
+// what engines claim; what is committed is the first history any machine applied. Checked: one leader a term; a new leader
+// has all that is committed; terms and commit indexes never fall; nothing is applied beyond min(commit, durable); no
+// engine claims more durable than is on its disk; every machine applies the same history; what is committed (and what is
+// told to a client) is durable on a majority at that moment; a restart finds everything that was durable.
+#include "consensus/store/core.h"
+#include "tests/sim/sim.h"
+#include <assert.h>
+#include <stdlib.h>
+
+// ---- shadow logs -----------------------------------------------------------------------------------------------------
+
+static uint64_t shadow_term(const struct sim_shadow *x, uint64_t index)
+{
+    if (index <= x->terms_base || index > x->last) {
+        return 0;
+    }
+    uint64_t t;
+    memcpy(&t, x->terms.ptr + (index - x->terms_base - 1) * 8, 8);
+    return t;
+}
+
+static void shadow_cut(struct sim_shadow *x, uint64_t from)
+{
+    if (from <= x->last) {
+        x->last = from - 1;
+        if (x->last < x->terms_base) {
+            x->terms_base = x->last;
+        }
+        x->terms.len = (size_t)(x->last - x->terms_base) * 8;
+    }
+}
+
+static void shadow_reset(struct sim_shadow *x, uint64_t index)
+{
+    x->snapshot = index > x->snapshot ? index : x->snapshot;
+    x->terms_base = x->last = index;
+    x->terms.len = 0;
+}
+
+static void shadow_record(struct sim_node *n, const struct record_disk *d, struct span payload)
+{
+    const uint32_t slot = sim_group_slot(n->sim, d->group);
+    if (slot == UINT32_MAX) {
+        return;
+    }
+    struct sim_shadow *x = &n->shadows[slot];
+    if (d->kind == RECORD_HARD_STATE) {
+        uint64_t vote = 0;
+        memcpy(&vote, payload.ptr, payload.len < 8 ? payload.len : 8);
+        x->hard = (struct hard_state){.term = d->term, .vote = vote};
+    } else if (d->kind == RECORD_TRUNCATE) {
+        if (d->flags & RECORD_FLAG_INSTALLED) {
+            shadow_reset(x, d->index - 1);
+        } else {
+            shadow_cut(x, d->index);
+        }
+    } else if (record_has_index(d->kind)) {
+        if (d->index != x->last + 1) {
+            sim_violation(n->sim, "node %u group %llu: record %llu written behind %llu", n->id,
+                          (unsigned long long)d->group, (unsigned long long)d->index, (unsigned long long)x->last);
+            return;
+        }
+        x->last = d->index;
+        buf_u64(&x->terms, d->term);
+    }
+}
+
+static void each_record(struct sim_node *n, const struct wal_submission *w,
+                        void (*fn)(struct sim_node *n, const struct record_disk *d, struct span payload))
+{
+    for (uint32_t i = 0; i < w->ranges_count; i++) {
+        struct span left = span_of(w->ranges[i].ptr, w->ranges[i].len);
+        while (left.len > 0) {
+            struct record_disk d;
+            uint64_t size;
+            if (record_peek(left, &d, &size) != RC_OK) {
+                sim_violation(n->sim, "node %u: a submission holds what is no record", n->id);
+                return;
+            }
+            fn(n, &d, span_of(left.ptr + RECORD_HEADER_BYTES, d.len));
+            left = span_of(left.ptr + size, left.len - (size_t)size);
+        }
+    }
+}
+
+struct cut {
+    uint32_t slot;
+    uint64_t from;
+    const struct wal_submission *submission;
+};
+
+static const struct wal_submission *submitted_now;
+
+static void note_cut(struct sim_node *n, const struct record_disk *d, struct span payload)
+{
+    (void)payload;
+    const uint32_t slot = sim_group_slot(n->sim, d->group);
+    if (d->kind == RECORD_TRUNCATE && slot != UINT32_MAX) {
+        const struct cut c = {.slot = slot, .from = d->index, .submission = submitted_now};
+        buf_bytes(&n->pending_cuts, &c, sizeof(c));
+    }
+}
+
+void sim_check_submitted(struct sim_node *n, struct wal_submission *w)
+{
+    submitted_now = w;
+    each_record(n, w, note_cut);
+}
+
+void sim_check_durable(struct sim_node *n, struct wal_submission *w)
+{
+    each_record(n, w, shadow_record);
+    size_t kept = 0;
+    for (size_t at = 0; at < n->pending_cuts.len; at += sizeof(struct cut)) {
+        struct cut c;
+        memcpy(&c, n->pending_cuts.ptr + at, sizeof(c));
+        if (c.submission != w) {
+            memcpy(n->pending_cuts.ptr + kept, &c, sizeof(c));
+            kept += sizeof(c);
+        }
+    }
+    n->pending_cuts.len = kept;
+}
+
+void sim_check_crashed(struct sim_node *n)
+{
+    // Truncations on their way may or may not have reached the disk: only what is below them must be found again.
+    for (size_t at = 0; at < n->pending_cuts.len; at += sizeof(struct cut)) {
+        struct cut c;
+        memcpy(&c, n->pending_cuts.ptr + at, sizeof(c));
+        shadow_cut(&n->shadows[c.slot], c.from);
+    }
+    n->pending_cuts.len = 0;
+}
+
+static uint64_t recovered_term(const struct store_group *g, uint64_t index)
+{
+    uint64_t term = 0;
+    for (uint32_t i = 0; i < g->runs_count && g->runs[i].first <= index; i++) {
+        term = g->runs[i].term;
+    }
+    return term;
+}
+
+void sim_check_recovered(struct sim_node *n, const struct store_group *g)
+{
+    struct sim *s = n->sim;
+    const uint32_t slot = sim_group_slot(s, g->group);
+    if (slot == UINT32_MAX) {
+        return;
+    }
+    struct sim_shadow *x = &n->shadows[slot];
+    const unsigned long long id = g->group;
+    if (g->is_amnesiac) {
+        sim_violation(s, "node %u group %llu: amnesiac after a crash that only tore unsynced writes", n->id, id);
+    }
+    if (g->hard_state.term < x->hard.term ||
+        (g->hard_state.term == x->hard.term && x->hard.vote != 0 && g->hard_state.vote != x->hard.vote)) {
+        sim_violation(s, "node %u group %llu: hard state %llu/%llu found, %llu/%llu was durable", n->id, id,
+                      (unsigned long long)g->hard_state.term, (unsigned long long)g->hard_state.vote,
+                      (unsigned long long)x->hard.term, (unsigned long long)x->hard.vote);
+    }
+    if (g->snapshot_index < x->snapshot) {
+        sim_violation(s, "node %u group %llu: snapshot %llu found, %llu was durable", n->id, id,
+                      (unsigned long long)g->snapshot_index, (unsigned long long)x->snapshot);
+    }
+    if (g->last < x->last) {
+        sim_violation(s, "node %u group %llu: log ends at %llu, %llu was durable", n->id, id, (unsigned long long)g->last,
+                      (unsigned long long)x->last);
+    }
+    uint64_t from = x->terms_base > g->snapshot_index ? x->terms_base : g->snapshot_index;
+    for (uint64_t i = from + 1; i <= x->last && !s->is_violated; i++) {
+        if (recovered_term(g, i) != shadow_term(x, i)) {
+            sim_violation(s, "node %u group %llu: entry %llu found with term %llu, durable was %llu", n->id, id,
+                          (unsigned long long)i, (unsigned long long)recovered_term(g, i),
+                          (unsigned long long)shadow_term(x, i));
+        }
+    }
+    // Recovery has made durable what it reports.
+    x->hard = g->hard_state;
+    x->snapshot = g->snapshot_index;
+    x->terms_base = g->snapshot_index;
+    x->last = g->last;
+    x->terms.len = 0;
+    for (uint64_t i = g->snapshot_index + 1; i <= g->last; i++) {
+        buf_u64(&x->terms, recovered_term(g, i));
+    }
+}
+
+// ---- claims of engines -------------------------------------------------------------------------------------------------
+
+static void check_leader(struct sim_node *n, uint32_t slot, const struct consensus_status *st)
+{
+    struct sim *s = n->sim;
+    struct sim_group *g = &s->groups[slot];
+    const uintptr_t me = (uintptr_t)n->id << 32 | (uint32_t)n->incarnation;
+    void *known = map_get(&g->leaders, st->term);
+    if (known == NULL) {
+        map_put(&g->leaders, st->term, (void *)me);
+        s->counters.elections++;
+        sim_log(s, "node %u: leads group %llu in term %llu (last %llu, commit %llu)", n->id, (unsigned long long)g->id,
+                (unsigned long long)st->term, (unsigned long long)st->last, (unsigned long long)st->commit);
+        if (st->last < g->committed) {
+            sim_violation(s, "node %u leads group %llu in term %llu with log end %llu, committed is %llu", n->id,
+                          (unsigned long long)g->id, (unsigned long long)st->term, (unsigned long long)st->last,
+                          (unsigned long long)g->committed);
+        }
+    } else if (known != (void *)me) {
+        sim_violation(s, "two leaders of group %llu in term %llu: node %u and node %u", (unsigned long long)g->id,
+                      (unsigned long long)st->term, n->id, (uint32_t)((uintptr_t)known >> 32));
+    }
+}
+
+void sim_check_node(struct sim_node *n)
+{
+    struct sim *s = n->sim;
+    if (!n->is_up) {
+        return;
+    }
+    for (uint32_t i = 0; i < s->groups_count; i++) {
+        if (n->groups[i] == NULL) {
+            continue;
+        }
+        struct consensus_status st;
+        group_status(n->groups[i], &st);
+        struct sim_shadow *x = &n->shadows[i];
+        if (st.snapshot > x->snapshot) {
+            x->snapshot = st.snapshot;
+            s->counters.snapshots_taken++;
+        }
+        const uint64_t on_disk = x->last > x->snapshot ? x->last : x->snapshot;
+        const uint64_t safe = st.commit < st.durable ? st.commit : st.durable;
+        const char *wrong = st.term < n->term_seen[i]     ? "the term fell"
+                            : st.commit < n->commit_seen[i] ? "the commit index fell"
+                            : st.commit > st.last           ? "the commit index is beyond the log"
+                            : st.applied > safe             ? "applied beyond what is committed and durable"
+                            : st.durable > on_disk          ? "claims to be durable what is not on disk"
+                                                            : NULL;
+        if (wrong) {
+            sim_violation(s,
+                          "node %u group %llu: %s (term %llu, last %llu, durable %llu, on disk %llu, commit %llu, "
+                          "applied %llu, snapshot %llu)",
+                          n->id, (unsigned long long)s->groups[i].id, wrong, (unsigned long long)st.term,
+                          (unsigned long long)st.last, (unsigned long long)st.durable, (unsigned long long)on_disk,
+                          (unsigned long long)st.commit, (unsigned long long)st.applied, (unsigned long long)st.snapshot);
+        }
+        n->term_seen[i] = st.term;
+        n->commit_seen[i] = st.commit;
+        if (st.role == ROLE_LEADER) {
+            check_leader(n, i, &st);
+        }
+    }
+}
+
+// ---- history -----------------------------------------------------------------------------------------------------------
+
+static bool is_on_disk(const struct sim_node *n, uint32_t slot, uint64_t index, uint64_t term)
+{
+    const struct sim_shadow *x = &n->shadows[slot];
+    return index <= x->snapshot || shadow_term(x, index) == term;
+}
+
+void sim_check_acked(struct sim *s, uint64_t group, uint64_t index, uint64_t term)
+{
+    const uint32_t slot = sim_group_slot(s, group);
+    assert(slot != UINT32_MAX);
+    // The majority of the newest configuration any live leader works with.
+    const struct config *c = &s->groups[slot].initial;
+    uint64_t newest = 0;
+    for (uint32_t i = 0; i < s->nodes_count; i++) {
+        struct sim_node *n = &s->nodes[i];
+        if (n->is_up && n->groups[slot]) {
+            struct consensus_status st;
+            group_status(n->groups[slot], &st);
+            if (st.role == ROLE_LEADER && st.term >= newest) {
+                newest = st.term;
+                c = st.config;
+            }
+        }
+    }
+    uint32_t voters = 0, safe = 0;
+    for (uint32_t i = 0; i < c->count; i++) {
+        if (c->members[i].is_voter) {
+            voters++;
+            safe += is_on_disk(&s->nodes[c->members[i].node_id - 1], slot, index, term);
+        }
+    }
+    if (safe < voters / 2 + 1) {
+        sim_violation(s, "group %llu: entry %llu of term %llu is taken for committed, on disk at %u of %u voters",
+                      (unsigned long long)group, (unsigned long long)index, (unsigned long long)term, safe, voters);
+    }
+}
+
+static uint64_t buf_u64_at(const struct buf *b, uint64_t at)
+{
+    uint64_t v;
+    memcpy(&v, b->ptr + at * 8, 8);
+    return v;
+}
+
+void sim_check_applied(struct sim_node *n, uint64_t group, uint64_t index, uint64_t term, uint64_t chain)
+{
+    struct sim *s = n->sim;
+    struct sim_group *g = sim_group_of(s, group);
+    if (index == g->committed + 1) {
+        g->committed = index;
+        buf_u64(&g->terms, term);
+        buf_u64(&g->chain, chain);
+        s->counters.commits++;
+        sim_check_acked(s, group, index, term);
+    } else if (index > g->committed) {
+        sim_violation(s, "node %u group %llu: applies %llu, nobody has applied %llu", n->id, (unsigned long long)group,
+                      (unsigned long long)index, (unsigned long long)g->committed + 1);
+    } else if (buf_u64_at(&g->terms, index - 1) != term || buf_u64_at(&g->chain, index - 1) != chain) {
+        sim_violation(s, "node %u group %llu: applies another history at %llu (term %llu, elsewhere %llu)", n->id,
+                      (unsigned long long)group, (unsigned long long)index, (unsigned long long)term,
+                      (unsigned long long)buf_u64_at(&g->terms, index - 1));
+    }
+}
+
+void sim_check_deinit(struct sim *s)
+{
+    for (uint32_t i = 0; i < s->groups_count; i++) {
+        buf_deinit(&s->groups[i].terms);
+        buf_deinit(&s->groups[i].chain);
+        map_deinit(&s->groups[i].leaders);
+    }
+    for (uint32_t k = 0; k < s->nodes_count; k++) {
+        buf_deinit(&s->nodes[k].pending_cuts);
+        for (uint32_t i = 0; i < s->groups_count; i++) {
+            buf_deinit(&s->nodes[k].shadows[i].terms);
+        }
+    }
+}
