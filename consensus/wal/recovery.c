@@ -34,6 +34,7 @@ struct scan_file {
     bool is_header_ok;
     bool is_chained;          // Part of the log.
     bool has_gap_before;      // The file it continues is missing.
+    bool is_empty;            // Nothing but marks: there is nobody who would ever retire it.
     struct wal_header_disk header;
 };
 
@@ -443,7 +444,9 @@ static enum rc chain_replay(struct recovery *r)
             drop_behind(r, i);
             return last_replay(r, f);
         }
+        f->is_empty = end == SCAN_END;
         for (uint32_t k = 0; k < r->batches_count; k++) {
+            f->is_empty = f->is_empty && r->batches[k].head.count == 0;
             TRY(batch_replay(r, &r->batches[k], f->seq, r->batches[k].offset + WAL_BATCH_HEADER_BYTES));
         }
         if (end == SCAN_CORRUPT) {
@@ -539,13 +542,14 @@ static enum rc recover(struct recovery *r)
     w->files_count = 0;
     for (uint32_t i = 0; i < all_count; i++) {
         if (i >= old && all[i].is_chained) {
-            wal_file_add(w, all[i].seq, all[i].bytes);
+            wal_file_add(w, all[i].seq, all[i].bytes)->is_retired = all[i].is_empty;
         } else {
             wal_file_discard(w, all[i].seq, all[i].bytes);
         }
     }
     list_add_tail(&w->files, &current->link);
     w->files_count++;
+    wal_retire(w, 0);  // No file has this number: only those that are empty already leave.
     return RC_OK;
 }
 

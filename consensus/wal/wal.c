@@ -15,6 +15,7 @@
 // Deliberately not here: threads, retries, and any knowledge of what a record means.
 #include "consensus/wal/internal.h"
 #include "node/base/limits.h"
+#include "node/base/map.h"
 #include <stdlib.h>
 
 static const uint8_t zeros[WAL_ALIGN_MAX];
@@ -178,7 +179,7 @@ static void batch_finish(struct wal *w)
     struct wal_batch *b = &w->batch;
     uint64_t salt = w->salt;
     if (b->is_roll) {
-        salt = rng_next(&w->rng);
+        salt = rng_next(&w->rng) ^ hash_u64(w->seq + 1);  // Differs even if every start gets the same seed.
         wal_file_prepare(w, salt);
         w->salt = salt;
     }
