@@ -1,0 +1,385 @@
+// SPDX-License-Identifier: Apache-2.0
+// The in-memory side of the store: appending, turns, windows, eviction, cold reads, truncation.
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+#include "tests/unit/consensus/store_fixture.h"
+
+static struct fixture fx;
+
+static void setup(void)
+{
+    fixture_init(&fx, 1, 1 << 20, 1 << 20);
+}
+static void teardown(void)
+{
+    fixture_deinit(&fx);
+}
+
+// ---- tests ------------------------------------------------------------------------------------------------------------
+
+START_TEST(what_was_appended_is_read_back)
+{
+    for (uint32_t len = 0; len < 40; len++) {
+        append(&fx, 1 + len % 3, 4, len);
+    }
+    check_all(&fx);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    ck_assert_uint_eq(e.aux, 5);
+    ck_assert_uint_eq(e.group, 1);
+    settle(&fx);
+    check_all(&fx);
+}
+END_TEST
+
+START_TEST(a_turn_of_many_groups_is_one_range)
+{
+    for (int i = 0; i < 30; i++) {
+        append(&fx, 1 + i % 5, 1, 100);
+    }
+    write_hard_state(&fx, 2, 3, 7);
+    uint64_t before = store_worker_submission(fx.workers[0]);
+    flush(&fx);
+    ck_assert_uint_eq(store_worker_submission(fx.workers[0]), before + 1);
+    struct wal_submission *s = list_entry(store_wal(fx.store)->waiting.next, struct wal_submission, link);
+    ck_assert_uint_eq(s->ranges_count, 1);
+    ck_assert_uint_eq(s->bytes, 30 * record_size(100) + record_size(8));
+    flush(&fx);  // Nothing laid down: no submission.
+    ck_assert_uint_eq(store_worker_submission(fx.workers[0]), before + 1);
+}
+END_TEST
+
+START_TEST(notes_ride_with_the_submission_and_come_back_in_order)
+{
+    struct list notes, one, two, out;
+    list_init(&notes);
+    list_add_tail(&notes, &one);
+    list_add_tail(&notes, &two);
+    append(&fx, 1, 1, 10);
+    store_worker_flush(fx.workers[0], &notes);
+    ck_assert(list_is_empty(&notes));
+    ck_assert(pump_wal(&fx));
+    struct wal_submission *s = list_entry(list_pop(&fx.done), struct wal_submission, link);
+    list_init(&out);
+    ck_assert_int_eq(store_worker_wal_done(fx.workers[0], s, &out), RC_OK);
+    ck_assert_ptr_eq(list_pop(&out), &one);
+    ck_assert_ptr_eq(list_pop(&out), &two);
+    // Notes without records make a submission too: it completes in order.
+    list_add_tail(&notes, &one);
+    store_worker_flush(fx.workers[0], &notes);
+    (void)pump_wal(&fx);
+    ck_assert(!list_is_empty(&fx.done));
+    s = list_entry(list_pop(&fx.done), struct wal_submission, link);
+    ck_assert_int_eq(store_worker_wal_done(fx.workers[0], s, &out), RC_OK);
+    ck_assert_ptr_eq(list_pop(&out), &one);
+}
+END_TEST
+
+START_TEST(a_received_record_is_taken_as_it_is_and_a_damaged_one_is_not)
+{
+    struct buf b;
+    buf_init(&b);
+    record_put(&b, 1, 1, 9, RECORD_ENTRY, 0, 5, span_str("hello"));
+    ck_assert_int_eq(glog_append_record(log_of(&fx, 1), buf_span(&b)), RC_OK);
+    b.len = 0;
+    record_put(&b, 1, 2, 9, RECORD_ENTRY, 0, 5, span_str("world"));
+    for (size_t i = 0; i < RECORD_HEADER_BYTES + 5; i++) {
+        if (i >= 16 && i < 24) {
+            continue;  // The index is the caller's to check.
+        }
+        b.ptr[i] ^= 1;
+        ck_assert_int_eq(glog_append_record(log_of(&fx, 1), buf_span(&b)), RC_CORRUPT);
+        ck_assert_uint_eq(glog_last(log_of(&fx, 1)), 1);
+        b.ptr[i] ^= 1;
+    }
+    ck_assert_int_eq(glog_append_record(log_of(&fx, 1), buf_span(&b)), RC_OK);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 2, &e), RC_OK);
+    ck_assert(span_equal(e.payload, span_str("world")));
+    buf_deinit(&b);
+    settle(&fx);
+}
+END_TEST
+
+START_TEST(ranges_are_contiguous_records_with_their_terms)
+{
+    append(&fx, 1, 1, 100);
+    append(&fx, 1, 1, 100);
+    append(&fx, 2, 1, 100);
+    append(&fx, 1, 2, 100);
+    struct iovec iov[4];
+    struct term_run runs[4];
+    int iovs = 0;
+    uint32_t entries = 0;
+    uint8_t runs_count = 0;
+    struct glog *g = log_of(&fx, 1);
+    ck_assert_int_eq(glog_ranges(g, 1, 99, 1 << 20, iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_OK);
+    ck_assert_uint_eq(entries, 3);
+    ck_assert_int_eq(iovs, 2);
+    ck_assert_uint_eq(iov[0].iov_len, 2 * record_size(100));
+    ck_assert_uint_eq(runs_count, 2);
+    ck_assert(runs[0].first == 1 && runs[0].term == 1 && runs[1].first == 3 && runs[1].term == 2);
+    struct record_disk r;
+    uint64_t size;
+    ck_assert_int_eq(record_check(span_of(iov[1].iov_base, iov[1].iov_len), &r, &size), RC_OK);
+    ck_assert_uint_eq(r.index, 3);
+    // Limits: bytes (but at least one), ranges, terms.
+    ck_assert_int_eq(glog_ranges(g, 1, 3, 1, iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_OK);
+    ck_assert_uint_eq(entries, 1);
+    ck_assert_int_eq(glog_ranges(g, 1, 3, 2 * record_size(100), iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_OK);
+    ck_assert_uint_eq(entries, 2);
+    ck_assert_int_eq(glog_ranges(g, 1, 3, 1 << 20, iov, 1, &iovs, &entries, runs, 4, &runs_count), RC_OK);
+    ck_assert_uint_eq(entries, 2);
+    ck_assert_int_eq(glog_ranges(g, 1, 3, 1 << 20, iov, 4, &iovs, &entries, runs, 1, &runs_count), RC_OK);
+    ck_assert_uint_eq(entries, 2);
+    ck_assert_int_eq(glog_ranges(g, 4, 9, 1 << 20, iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_NOT_FOUND);
+}
+END_TEST
+
+START_TEST(over_budget_only_what_is_durable_leaves_memory_and_is_read_back_from_the_wal)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 256 << 10, 64 << 20);
+    for (int i = 0; i < 200; i++) {
+        append(&fx, 1 + i % 2, 1, 2000);
+    }
+    flush(&fx);
+    ck_assert(store_worker_is_over_budget(fx.workers[0]));  // Nothing durable: nothing can go.
+    struct glog_part part = {"x", 1};
+    ck_assert_int_eq(glog_append(log_of(&fx, 1), 101, 1, RECORD_ENTRY, 0, &part, 1, false), RC_FULL);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    settle(&fx);
+    flush(&fx);
+    ck_assert(!store_worker_is_over_budget(fx.workers[0]));
+    ck_assert_uint_le(store_worker_memory(fx.workers[0]), (256 << 10) + (ARENA_POOL + 1) * (16 << 10));
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_COLD);
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 100, &e), RC_OK);
+    check_all(&fx);
+}
+END_TEST
+
+START_TEST(an_evicted_record_stays_readable_until_the_end_of_the_turn)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 64 << 10, 64 << 20);
+    append_many(&fx, 1, 1, 4000, 10);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    append_many(&fx, 1, 1, 4000, 7);
+    while (glog_get(log_of(&fx, 1), 1, &e) == RC_OK) {
+        append(&fx, 1, 1, 4000);
+        const uint8_t *p = e.payload.ptr;
+        flush(&fx);  // May evict; the span of this turn is still good (a sanitizer build would tell).
+        ck_assert_uint_eq(p[0], payload_byte(1, 1, 1, 0));
+        (void)pump_wal(&fx);
+        tell_done(&fx);
+    }
+    check_all(&fx);
+}
+END_TEST
+
+START_TEST(a_cold_read_takes_many_in_order_and_stops_at_its_bound)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 64 << 10, 64 << 20);
+    append_many(&fx, 1, 1, 1000, 300);
+    uint64_t indexes[100];
+    for (uint64_t i = 0; i < 100; i++) {
+        indexes[i] = 1 + i * 2;
+    }
+    struct glog_read r;
+    ck_assert_int_eq(read_cold(&fx, 1, indexes, 100, 1 << 20, &r), RC_OK);
+    ck_assert_uint_eq(r.read_count, 100);
+    ck_assert_uint_eq(r.bytes.len, 100 * record_size(1000));
+    struct span at = buf_span(&r.bytes);
+    for (uint32_t i = 0; i < 100; i++) {
+        struct record_disk d;
+        uint64_t size;
+        ck_assert_int_eq(record_check(at, &d, &size), RC_OK);
+        ck_assert_uint_eq(d.index, indexes[i]);
+        at = span_of(at.ptr + size, at.len - size);
+    }
+    buf_deinit(&r.bytes);
+    ck_assert_int_eq(read_cold(&fx, 1, indexes, 100, 3 * record_size(1000) + 7, &r), RC_OK);
+    ck_assert_uint_eq(r.read_count, 3);
+    buf_deinit(&r.bytes);
+    uint64_t beyond[2] = {300, 301};
+    ck_assert_int_eq(read_cold(&fx, 1, beyond, 2, 1 << 20, &r), RC_NOT_FOUND);
+    ck_assert_uint_eq(r.read_count, 1);
+    buf_deinit(&r.bytes);
+}
+END_TEST
+
+START_TEST(truncated_entries_are_gone_from_every_structure)
+{
+    append_many(&fx, 1, 1, 100, 10);
+    truncate_from(&fx, 1, 6);
+    check_group(&fx, 1);
+    append(&fx, 1, 2, 60);
+    append(&fx, 1, 2, 61);
+    check_group(&fx, 1);
+    settle(&fx);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.models[1].last, 7);
+}
+END_TEST
+
+START_TEST(a_cold_read_under_way_never_returns_what_is_truncated_meanwhile)
+{
+    append_many(&fx, 1, 1, 100, 10);
+    uint64_t indexes[3] = {5, 6, 7};
+    bool is_done = false;
+    struct glog_read r = {.indexes = indexes, .indexes_count = 3, .bytes_max = 1 << 20, .done = on_read_done, .owner = &is_done};
+    glog_read_start(log_of(&fx, 1), &r);
+    ck_assert(step_job(&fx, 0));  // Has run, is not told.
+    truncate_from(&fx, 1, 6);
+    append(&fx, 1, 2, 55);
+    while (!is_done && step_job(&fx, 0)) {
+    }
+    ck_assert(is_done);
+    ck_assert_int_eq(r.rc, RC_NOT_FOUND);  // 7 is gone, 6 is the new one.
+    ck_assert_uint_eq(r.read_count, 2);
+    struct record_disk d;
+    uint64_t size;
+    ck_assert_int_eq(record_check(buf_span(&r.bytes), &d, &size), RC_OK);
+    ck_assert_int_eq(record_check(span_of(r.bytes.ptr + size, r.bytes.len - size), &d, &size), RC_OK);
+    ck_assert_uint_eq(d.term, 2);
+    buf_deinit(&r.bytes);
+    settle(&fx);
+}
+END_TEST
+
+START_TEST(records_larger_than_a_chunk_and_than_a_wal_file_go_through)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 256 << 10, 64 << 10);
+    append(&fx, 1, 1, 10);
+    append(&fx, 1, 1, 40 << 10);
+    append(&fx, 1, 1, 300 << 10);
+    append(&fx, 1, 1, 10);
+    check_group(&fx, 1);
+    settle(&fx);
+    append_many(&fx, 1, 1, 20 << 10, 20);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.models[1].last, 24);
+}
+END_TEST
+
+START_TEST(an_empty_group_is_one_small_struct)
+{
+    struct glog *g = log_of(&fx, 3);
+    ck_assert_uint_le(sizeof(*g), 200);
+    ck_assert_ptr_null(g->refs);
+    ck_assert_ptr_null(g->runs);
+    ck_assert_ptr_null(g->snapshot);
+    append(&fx, 3, 1, 10);
+    ck_assert_ptr_nonnull(g->refs);
+    truncate_from(&fx, 3, 1);
+    ck_assert_ptr_null(g->refs);
+    settle(&fx);
+}
+END_TEST
+
+START_TEST(a_recovered_log_is_read_from_the_wal_and_costs_no_memory_for_bodies)
+{
+    append_many(&fx, 1, 3, 1000, 50);
+    append_many(&fx, 2, 4, 10, 5);
+    write_hard_state(&fx, 1, 9, 12);
+    append_kind(&fx, 2, 5, 0, RECORD_NOOP);
+    settle(&fx);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(store_worker_memory(fx.workers[0]), 0);
+    ck_assert_uint_eq(fx.found[1].hard_state.term, 9);
+    ck_assert_uint_eq(fx.found[1].hard_state.vote, 12);
+    ck_assert_uint_eq(fx.found[2].runs_count, 2);
+    ck_assert(fx.found[2].runs[1].first == 6 && fx.found[2].runs[1].term == 5);
+    append_many(&fx, 1, 9, 100, 5);
+    check_all(&fx);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+START_TEST(the_newest_configuration_and_the_one_before_are_recovered)
+{
+    struct buf b;
+    buf_init(&b);
+    struct glog *g = log_of(&fx, 1);
+    for (uint64_t i = 1; i <= 3; i++) {
+        struct config c = toy_config(i);
+        b.len = 0;
+        config_encode(&c, &b);
+        struct glog_part part = {b.ptr, b.len};
+        ck_assert_int_eq(glog_append(g, i, 1, RECORD_CONFIG, 0, &part, 1, false), RC_OK);
+    }
+    settle(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert_uint_eq(fx.found[1].config.index, 3);
+    ck_assert_uint_eq(fx.found[1].config.members[0].replica_id, 31);
+    ck_assert_uint_eq(fx.found[1].config_before.index, 2);
+    // Rolled back: the one before is in force.
+    glog_truncate(log_of(&fx, 1), 3);
+    settle(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert_uint_eq(fx.found[1].config.index, 2);
+    ck_assert_uint_eq(fx.found[1].config_before.index, 1);
+    buf_deinit(&b);
+}
+END_TEST
+
+START_TEST(a_deleted_group_is_not_reported_and_may_come_back_empty)
+{
+    append_many(&fx, 1, 1, 100, 5);
+    append_many(&fx, 2, 1, 100, 5);
+    glog_delete(log_of(&fx, 1));
+    fx.logs[1] = NULL;
+    settle(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert_uint_eq(fx.found[1].group, 0);
+    ck_assert_uint_eq(fx.found[2].last, 5);
+    fx.models[1].last = 0;
+    append(&fx, 1, 7, 20);
+    settle(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert_uint_eq(fx.found[1].last, 1);
+    ck_assert(has_entry(&fx, 1, 1, &fx.models[1].entries[1]));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("store, memory");
+    TCase *t = tcase_create("store");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, what_was_appended_is_read_back);
+    tcase_add_test(t, a_turn_of_many_groups_is_one_range);
+    tcase_add_test(t, notes_ride_with_the_submission_and_come_back_in_order);
+    tcase_add_test(t, a_received_record_is_taken_as_it_is_and_a_damaged_one_is_not);
+    tcase_add_test(t, ranges_are_contiguous_records_with_their_terms);
+    tcase_add_test(t, over_budget_only_what_is_durable_leaves_memory_and_is_read_back_from_the_wal);
+    tcase_add_test(t, an_evicted_record_stays_readable_until_the_end_of_the_turn);
+    tcase_add_test(t, a_cold_read_takes_many_in_order_and_stops_at_its_bound);
+    tcase_add_test(t, truncated_entries_are_gone_from_every_structure);
+    tcase_add_test(t, a_cold_read_under_way_never_returns_what_is_truncated_meanwhile);
+    tcase_add_test(t, records_larger_than_a_chunk_and_than_a_wal_file_go_through);
+    tcase_add_test(t, an_empty_group_is_one_small_struct);
+    tcase_add_test(t, a_recovered_log_is_read_from_the_wal_and_costs_no_memory_for_bodies);
+    tcase_add_test(t, the_newest_configuration_and_the_one_before_are_recovered);
+    tcase_add_test(t, a_deleted_group_is_not_reported_and_may_come_back_empty);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? 0 : 1;
+}
