@@ -393,7 +393,7 @@ void channel_deliver(struct channel_queue *cq, uint32_t consumer, const struct q
                                                          .exchange = m->exchange,
                                                          .routing_key = m->routing_key});
     content_frames_put(out, ch->number, ch->connection->frame_max, properties, m->body);
-    connection_mark_delivery(ch->connection, ch, consumer, m->header.len + m->body.len);
+    connection_mark_delivery(ch->connection, ch, consumer, m->body.len);
     channel_out_done(ch);
 }
 

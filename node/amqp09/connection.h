@@ -53,7 +53,7 @@ enum {
 struct taken_mark {
     uint64_t channel_serial;
     uint64_t end;       // send_oct once the last byte is taken.
-    uint64_t bytes;     // Header and body bytes of the messages.
+    uint64_t bytes;     // Body bytes of the messages.
     uint32_t consumer;
     uint16_t channel;
 };
