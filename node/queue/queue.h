@@ -45,7 +45,7 @@ struct queue_callbacks {
     void (*cancel_done)(void *ctx, struct queue_session *s, uint32_t consumer);
     void (*get_done)(void *ctx, struct queue_session *s, uint64_t token, enum rc rc, const struct queue_message *m, uint64_t ready);
     void (*purge_done)(void *ctx, struct queue_session *s, uint64_t token, uint64_t count);
-    // The queue took the consumer away (queue deleted, ...): basic.cancel to the client.
+    // The queue took the consumer away (queue deleted, ...): basic.cancel to the client. Before `ended`, for each consumer.
     void (*consumer_lost)(void *ctx, struct queue_session *s, uint32_t consumer);
     // The session ended from the other side (queue deleted: is_deleted; or our node was declared down). All publishes
     // not yet settled are in doubt: a deleted queue counts as confirmed, else the channel is to be closed.
@@ -91,7 +91,8 @@ void queue_session_get(struct queue_session *s, uint64_t token, bool is_no_ack);
 void queue_session_purge(struct queue_session *s, uint64_t token);
 // Settles deliveries first..last of a consumer. Calls in one loop turn are joined into one command.
 void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t first, uint64_t last, enum queue_settle how);
-// The client's socket took `bytes` of this consumer's deliveries (flow control, decision 9).
+// The client's socket took `bytes` of this consumer's deliveries (flow control, decision 9). Bodies count; frames and
+// headers may be counted with them. Must be called for every delivery sooner or later; not for gets.
 void queue_session_taken(struct queue_session *s, uint32_t consumer, uint64_t bytes);
 // The client's socket is stuck / fine again: no deliveries meanwhile (beyond what is on its way).
 void queue_session_pause(struct queue_session *s, bool is_paused);
@@ -107,6 +108,7 @@ void queue_info_get(struct queue_service *q, const struct queue_target *t, uint3
 
 struct queue_service_config {
     struct host *host;
+    struct net *net;  // The worker's; used for LANE_SESSION only.
     uint32_t node_id;
     uint64_t incarnation;
     uint32_t worker, workers;
@@ -122,6 +124,17 @@ struct queue_service *queue_service_create(const struct queue_service_config *co
 void queue_service_destroy(struct queue_service *q);
 // End of the loop turn, before host_turn: proposes joined settles, sends session frames. Returns when it wants to run again.
 uint64_t queue_service_turn(struct queue_service *q);
+// After host_turn: when queue_service_turn must run again because of what host_turn applied (0: at once). The driver takes
+// the minimum of this and what host_turn returned.
+uint64_t queue_service_next(const struct queue_service *q);
+
+struct queue_metrics {  // Since start; read by others through the driver's published copy.
+    uint64_t published, rejected, delivered, redelivered, settled, gets;  // Client side of this worker.
+    uint64_t sessions, attaches, commands_resent, deliveries_repeated, gaps;
+    uint64_t replicas, leading, commands_proposed, commands_refused, commands_repeated, held_bytes;
+    uint64_t cold_reads, node_downs, bad_items, commands_ignored;
+};
+void queue_service_metrics(const struct queue_service *q, struct queue_metrics *out);
 
 // The replicas' side: makes the state machine of a queue group on this worker (on projection of the queue record).
 struct queue_settings {

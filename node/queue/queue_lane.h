@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lanes: items out to other nodes and to other workers of this node, and in again.
+//
+// Per destination the items of a turn are gathered into batches of at most LIMIT_FRAME_BYTES. An item above that becomes
+// a run of its own, sent in parts between the batches; what the same session says later goes behind it in the same run, so
+// its order is kept and others do not wait. A full lane keeps its batches; a closed one drops them (a reset follows).
+// Thread: the worker's.
+#pragma once
+#include "consensus/host/net.h"
+#include "node/base/list.h"
+#include "node/base/map.h"
+#include "node/queue/queue_wire.h"
+#include "proto/pb_arena.h"
+
+struct queue_lanes {
+    struct net *net;
+    uint32_t node, worker;  // Own.
+    void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
+    void *post_ctx;
+    struct queue_service *(*peer)(void *ctx, uint32_t worker);
+    void (*receive)(struct queue_service *q, struct span items);  // On the worker of `q`.
+    struct map by_key;      // node << 16 | worker (0 for other nodes) -> struct queue_lane.
+    struct list used;       // Batches that the net may still read; free from the next turn on.
+    struct list free;
+    uint32_t free_count;
+    struct pb_arena arena;
+    struct map arriving;    // hash of (node, stream) -> struct arriving: runs that are coming in.
+    uint64_t bad_frames;
+};
+
+struct queue_lane {
+    struct queue_lanes *lanes;
+    uint32_t node, worker;
+    struct buf out;          // Items of the batch being filled.
+    struct list sealed;      // Full batches.
+    struct list runs;        // Large items on their way.
+    uint64_t next_run;       // Top half counts our connections to the node.
+    size_t waiting_bytes;    // In out, sealed and runs.
+    bool is_blocked;         // The net said RC_FULL.
+};
+
+void queue_lanes_init(struct queue_lanes *l);  // After the caller filled the first fields.
+void queue_lanes_deinit(struct queue_lanes *l);
+struct queue_lane *queue_lane_to(struct queue_lanes *l, uint32_t node, uint32_t worker);
+// An item: begin, append its body to lane->out, end.
+size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint64_t group, struct queue_session_id session, uint32_t attach);
+void queue_lane_end(struct queue_lane *lane, size_t at);
+void queue_lane_flush(struct queue_lane *lane);
+void queue_lanes_flush(struct queue_lanes *l);
+// Start of a turn: what was handed to the net in the last one has been written or copied.
+void queue_lanes_recycle(struct queue_lanes *l);
+bool queue_lanes_have_work(const struct queue_lanes *l);  // Something waits that no upcall will announce.
+// A session frame from another node: calls receive() with whole items.
+void queue_lanes_frame(struct queue_lanes *l, struct queue_service *q, uint32_t from_node, const struct frame *f);
+// Our connection to the node is a new one: what waited for the old one is dropped (its sessions attach again).
+void queue_lanes_reset(struct queue_lanes *l, uint32_t node);
+void queue_lanes_node_gone(struct queue_lanes *l, uint32_t node);  // Parts it began will never be whole.

@@ -1,0 +1,971 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queue sessions, leader's side: attaches, commands, proposals (README's right-hand column).
+//
+// Only a leader whose first entry of the term is applied answers sessions: from then on the state is all that was ever
+// committed, and the marks in it (last applied, rejected, last query, unsettled) are the whole truth about a session. What
+// stands in queue_server and queue_leading is volatile and dropped with the lead.
+//
+// Order: a command is proposed only if it is the next of its sequence. Publishes that find the group full wait in one list
+// for all sessions of other nodes, up to a bound; control commands use the reserve and wait for nobody (decision 10).
+// A session on this worker keeps its own commands, so nothing of it is held here.
+#include "node/base/log.h"
+#include "node/queue/queue_parts.h"
+#include <stdlib.h>
+
+enum { HELD_BLOCK = 64 << 10 };
+
+void queue_replica_mark(struct queue_replica *r)
+{
+    r->service->wants_turn = true;
+    if (list_is_empty(&r->dirty)) {
+        list_add_tail(&r->service->dirty_replicas, &r->dirty);
+    }
+}
+
+static uint32_t leader_hint(const struct queue_replica *r)
+{
+    if (r->leading) {
+        return r->service->config.node_id;
+    }
+    struct consensus_status status;
+    group_status(r->handle, &status);
+    return status.leader_node;
+}
+
+// ---- proposing -----------------------------------------------------------------------------------------------------
+
+static enum rc propose(struct queue_replica *r, struct span payload, bool is_reserved, uint64_t *index)
+{
+    struct queue_command_wire fixed;
+    assert(payload.len >= sizeof(fixed));
+    memcpy(&fixed, payload.ptr, sizeof(fixed));
+    int64_t wall = host_wall_ms(r->service->config.host);
+    if (wall > r->stamp_ms) {
+        r->stamp_ms = wall;
+    }
+    if (r->fsm.stamp_ms > r->stamp_ms) {
+        r->stamp_ms = r->fsm.stamp_ms;
+    }
+    fixed.stamp_ms = r->stamp_ms;
+    struct glog_part parts[2] = {{.ptr = &fixed, .len = sizeof(fixed)},
+                                 {.ptr = payload.ptr + sizeof(fixed), .len = payload.len - sizeof(fixed)}};
+    uint64_t term;
+    enum rc rc = group_propose(r->handle, parts, payload.len > sizeof(fixed) ? 2 : 1, is_reserved, index, &term);
+    if (rc == RC_OK) {
+        r->service->metrics.commands_proposed++;
+    } else {
+        r->service->metrics.commands_refused++;
+    }
+    return rc;
+}
+
+// A command of the leader itself: head, then `body`.
+static enum rc propose_own(struct queue_replica *r, enum queue_command_kind kind, struct span body, uint64_t *index)
+{
+    struct buf *scratch = &r->service->scratch;
+    scratch->len = 0;
+    queue_command_head(scratch, kind, 0, (struct queue_session_id){0}, 0, 0);
+    buf_span_bytes(scratch, body);
+    enum rc rc = propose(r, buf_span(scratch), true, index);
+    if (rc != RC_OK) {
+        queue_replica_mark(r);  // Again in the next turn, if we still lead.
+    }
+    return rc;
+}
+
+static enum rc propose_open(struct queue_replica *r, struct queue_session_id id)
+{
+    uint64_t index;
+    struct buf *scratch = &r->service->scratch;
+    scratch->len = 0;
+    queue_command_head(scratch, QUEUE_COMMAND_OPEN, 0, id, 0, 0);
+    return propose(r, buf_span(scratch), true, &index);
+}
+
+// ---- answers -------------------------------------------------------------------------------------------------------
+
+static void send_not_leader(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, uint32_t hint)
+{
+    size_t at = queue_lane_begin(lane, QUEUE_ITEM_NOT_LEADER, group, id, attach);
+    buf_u32(&lane->out, hint);
+    queue_lane_end(lane, at);
+}
+
+static void send_ended(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, bool is_deleted)
+{
+    size_t at = queue_lane_begin(lane, QUEUE_ITEM_ENDED, group, id, attach);
+    buf_u8(&lane->out, is_deleted);
+    queue_lane_end(lane, at);
+}
+
+static struct queue_query_wire query_wire(const struct queue_fsm_session *s)
+{
+    return (struct queue_query_wire){.seq = s->query_seq, .number = s->query_number, .ready = s->query_ready, .kind = s->query_kind};
+}
+
+static void send_state(struct queue_server *v, enum queue_item_type type)
+{
+    const struct queue_fsm_session *s = v->fsm;
+    struct queue_lane *lane = v->lane;
+    size_t at = queue_lane_begin(lane, type, v->replica->group, v->id, v->attach);
+    struct queue_applied_wire w = {
+        .publish = s->seq[QUEUE_STREAM_PUBLISH], .control = s->seq[QUEUE_STREAM_CONTROL], .rejected_count = s->rejected_count};
+    buf_bytes(&lane->out, &w, sizeof(w));
+    buf_bytes(&lane->out, s->rejected, s->rejected_count * sizeof(*s->rejected));
+    if (type == QUEUE_ITEM_ATTACHED && s->query_kind != 0) {
+        struct queue_query_wire query = query_wire(s);
+        buf_bytes(&lane->out, &query, sizeof(query));
+    }
+    queue_lane_end(lane, at);
+}
+
+static void answer_query(struct queue_server *v)
+{
+    v->send_query = false;
+    struct queue_query_wire w = query_wire(v->fsm);
+    if (v->local) {
+        queue_client_query(v->local, v->attach, &w);
+        return;
+    }
+    size_t at = queue_lane_begin(v->lane, QUEUE_ITEM_QUERY, v->replica->group, v->id, v->attach);
+    buf_bytes(&v->lane->out, &w, sizeof(w));
+    queue_lane_end(v->lane, at);
+}
+
+static void answer_attached(struct queue_server *v)
+{
+    assert(v->fsm);
+    const struct queue_fsm_session *s = v->fsm;
+    v->send_applied = v->send_query = false;
+    if (!v->local) {
+        send_state(v, QUEUE_ITEM_ATTACHED);
+        return;
+    }
+    if (s->query_kind != 0) {
+        struct queue_query_wire w = query_wire(s);
+        queue_client_query(v->local, v->attach, &w);
+    }
+    v->local->server = v;
+    queue_client_attached(v->local, v->attach, s->seq, s->rejected, s->rejected_count);
+}
+
+static void answer_applied(struct queue_server *v)
+{
+    v->send_applied = false;
+    if (v->local) {
+        queue_client_applied(v->local, v->attach, v->fsm->seq, v->fsm->rejected, v->fsm->rejected_count);
+    } else {
+        send_state(v, QUEUE_ITEM_APPLIED);
+    }
+}
+
+static void send_expect(struct queue_server *v, enum queue_stream stream)
+{
+    if (v->local || v->is_expecting[stream]) {
+        return;
+    }
+    v->is_expecting[stream] = true;
+    size_t at = queue_lane_begin(v->lane, QUEUE_ITEM_EXPECT, v->replica->group, v->id, v->attach);
+    buf_u32(&v->lane->out, stream);
+    buf_u64(&v->lane->out, v->accepted[stream] + 1);
+    queue_lane_end(v->lane, at);
+}
+
+// ---- servers -------------------------------------------------------------------------------------------------------
+
+static void server_mark(struct queue_server *v)
+{
+    if (list_is_empty(&v->dirty)) {
+        list_add_tail(&v->replica->leading->dirty_servers, &v->dirty);
+    }
+}
+
+static void consumer_free(struct queue_server_consumer *c)
+{
+    queue_deliver_forget(c);
+    list_remove(&c->link);
+    list_remove(&c->dirty);
+    if (c->fsm) {
+        c->fsm->user = NULL;
+    }
+    free(c);
+}
+
+static void server_free(struct queue_server *v)
+{
+    list_each (l, &v->consumers) {
+        consumer_free(list_entry(l, struct queue_server_consumer, link));
+    }
+    if (v->fsm) {
+        v->fsm->user = NULL;
+    }
+    if (v->local) {
+        v->local->server = NULL;
+    }
+    list_remove(&v->link);
+    list_remove(&v->opening);
+    list_remove(&v->dirty);
+    list_remove(&v->stopped);
+    free(v);
+}
+
+static struct queue_server *server_add(struct queue_replica *r, struct queue_session_id id, struct queue_fsm_session *s)
+{
+    struct queue_server *v = mem_zalloc(sizeof(*v));
+    v->replica = r;
+    v->id = id;
+    v->fsm = s;
+    list_init(&v->consumers);
+    list_init(&v->dirty);
+    list_init(&v->stopped);
+    list_init(&v->opening);
+    list_add_tail(&r->leading->servers, &v->link);
+    if (s) {
+        s->user = v;
+        memcpy(v->accepted, s->seq, sizeof(v->accepted));
+    } else {
+        list_add_tail(&r->leading->opening, &v->opening);
+    }
+    return v;
+}
+
+static struct queue_server *server_find(struct queue_replica *r, struct queue_session_id id)
+{
+    struct queue_fsm_session *s = queue_fsm_session_find(&r->fsm, id);
+    if (s) {
+        return s->user;
+    }
+    list_each (l, &r->leading->opening) {
+        struct queue_server *v = list_entry(l, struct queue_server, opening);
+        if (queue_session_id_equal(v->id, id)) {
+            return v;
+        }
+    }
+    return NULL;
+}
+
+struct queue_server_consumer *queue_server_consumer_find(struct queue_server *v, uint32_t consumer)
+{
+    struct queue_fsm_consumer *c = v->fsm ? queue_fsm_consumer_find(v->fsm, consumer) : NULL;
+    return c ? c->user : NULL;
+}
+
+static struct queue_server_consumer *consumer_add(struct queue_server *v, struct queue_fsm_consumer *c, uint64_t cursor)
+{
+    struct queue_server_consumer *n = mem_zalloc(sizeof(*n));
+    n->server = v;
+    n->fsm = c;
+    n->cursor = cursor;
+    list_init(&n->dirty);
+    list_add_tail(&v->consumers, &n->link);
+    c->user = n;
+    return n;
+}
+
+static void set_cursor(struct queue_server_consumer *c, const struct queue_cursor_wire *w)
+{
+    queue_deliver_forget(c);
+    c->cursor = w->last;
+    c->sent = w->waiting;
+    c->taken = 0;
+    queue_deliver_mark(c);
+}
+
+// What the client has of each consumer. Those it does not name are of no interest to it.
+static void set_cursors(struct queue_server *v, const struct queue_cursor_wire *cursors, uint32_t count)
+{
+    if (!v->fsm) {
+        return;
+    }
+    list_each (l, &v->fsm->consumers) {
+        struct queue_fsm_consumer *c = list_entry(l, struct queue_fsm_consumer, in_session);
+        struct queue_server_consumer *mine = c->user ? c->user : consumer_add(v, c, UINT64_MAX);
+        struct queue_cursor_wire w = {.last = UINT64_MAX};
+        for (uint32_t i = 0; i < count; i++) {
+            struct queue_cursor_wire at;
+            memcpy(&at, (const uint8_t *)cursors + i * sizeof(at), sizeof(at));
+            if (at.consumer == c->id) {
+                w = at;
+            }
+        }
+        set_cursor(mine, &w);
+    }
+}
+
+void queue_replica_attach(struct queue_replica *r, struct queue_session *local, struct queue_lane *lane, struct queue_session_id id,
+                          uint32_t attach, bool was_open, const struct queue_cursor_wire *cursors, uint32_t count)
+{
+    assert(r->leading);
+    struct queue_server *v = server_find(r, id);
+    if (v && attach < v->attach) {
+        return;  // A repeat of an earlier one.
+    }
+    if (!v) {
+        struct queue_fsm_session *s = queue_fsm_session_find(&r->fsm, id);
+        if (!s && was_open) {
+            if (local) {
+                queue_client_ended(local, false);
+            } else {
+                send_ended(lane, r->group, id, attach, false);
+            }
+            return;
+        }
+        if (!s && propose_open(r, id) != RC_OK) {
+            if (local) {
+                queue_client_not_leader(local, attach, r->service->config.node_id, leader_hint(r));
+            } else {
+                send_not_leader(lane, r->group, id, attach, leader_hint(r));
+            }
+            return;
+        }
+        v = server_add(r, id, s);
+    }
+    v->attach = attach;
+    v->local = local;
+    v->lane = lane;
+    v->is_paused = false;
+    list_remove(&v->stopped);
+    memset(v->is_stopped, 0, sizeof(v->is_stopped));
+    memset(v->is_expecting, 0, sizeof(v->is_expecting));
+    if (local) {
+        local->server = v;
+    }
+    const struct queue_node *n = lane ? map_get(&r->service->nodes, lane->node) : NULL;
+    if (n && n->is_known && n->verdict != NODE_ALIVE) {
+        r->leading->nodes_at = 0;
+        queue_replica_mark(r);
+    }
+    if (v->fsm) {
+        set_cursors(v, cursors, count);
+        answer_attached(v);
+        queue_replica_mark(r);
+    }
+}
+
+void queue_server_detach_local(struct queue_server *v)
+{
+    server_free(v);
+}
+
+// ---- commands ------------------------------------------------------------------------------------------------------
+
+static enum rc hold(struct queue_server *v, struct span payload)
+{
+    struct queue_leading *l = v->replica->leading;
+    if (v->local || l->held.bytes + payload.len > QUEUE_HELD_BYTES) {
+        return RC_FULL;
+    }
+    memcpy(queue_pending_push(&l->held, (uint32_t)payload.len, QUEUE_COMMAND_ENQUEUE, 0), payload.ptr, payload.len);
+    v->replica->service->metrics.held_bytes += payload.len;
+    queue_replica_mark(v->replica);
+    return RC_OK;
+}
+
+static enum rc offer_publish(struct queue_server *v, struct span payload)
+{
+    struct queue_replica *r = v->replica;
+    bool must_wait = r->leading->held.count > 0 && (!v->local || r->service->is_held_first);
+    if (must_wait || group_is_full(r->handle)) {
+        return hold(v, payload);
+    }
+    uint64_t index;
+    enum rc rc = propose(r, payload, false, &index);
+    return rc == RC_FULL || rc == RC_BUSY ? hold(v, payload) : rc;
+}
+
+enum rc queue_server_command(struct queue_server *v, struct span payload)
+{
+    struct queue_replica *r = v->replica;
+    assert(r->leading);
+    struct queue_command c;
+    // Only what apply will understand may take a seq (law 5).
+    if (queue_command_decode(payload, &c) != RC_OK || !queue_command_has_session(c.fixed.kind) ||
+        c.fixed.kind == QUEUE_COMMAND_OPEN || !queue_session_id_equal(c.session, v->id)) {
+        return RC_MALFORMED;
+    }
+    if (!v->fsm) {
+        return RC_GAP;
+    }
+    enum queue_stream stream = queue_command_stream(c.fixed.kind);
+    if (c.fixed.seq <= v->accepted[stream]) {
+        r->service->metrics.commands_repeated++;
+        return RC_STALE;
+    }
+    if (c.fixed.seq != v->accepted[stream] + 1) {
+        return RC_GAP;
+    }
+    uint64_t index;
+    enum rc rc = stream == QUEUE_STREAM_PUBLISH ? offer_publish(v, payload) : propose(r, payload, true, &index);
+    if (rc == RC_OK) {
+        v->accepted[stream]++;
+        v->is_expecting[stream] = false;
+    }
+    return rc;
+}
+
+static void server_stop(struct queue_server *v, enum queue_stream stream)
+{
+    v->is_stopped[stream] = true;
+    v->is_expecting[stream] = false;
+    if (list_is_empty(&v->stopped)) {
+        list_add_tail(&v->replica->leading->stopped, &v->stopped);
+    }
+    queue_replica_mark(v->replica);
+}
+
+static void server_commands(struct queue_server *v, struct span body)
+{
+    struct reader r = reader_of(body);
+    while (reader_left(&r) > 0) {
+        struct span payload = reader_str32(&r);
+        if (payload.len < sizeof(struct queue_command_wire)) {
+            v->replica->service->metrics.bad_items++;
+            return;
+        }
+        enum queue_stream stream = queue_command_stream(payload.ptr[offsetof(struct queue_command_wire, kind)]);
+        if (v->is_stopped[stream]) {
+            continue;  // Asked for again when there is room.
+        }
+        enum rc rc = queue_server_command(v, payload);
+        if (rc == RC_FULL || rc == RC_BUSY) {
+            server_stop(v, stream);
+        } else if (rc == RC_GAP) {
+            send_expect(v, stream);
+        } else if (rc == RC_MALFORMED) {
+            v->replica->service->metrics.bad_items++;
+        } else if (rc != RC_OK && rc != RC_STALE) {
+            return;  // No longer leader: the role call tells all sessions.
+        }
+    }
+}
+
+void queue_server_taken(struct queue_server *v, uint32_t consumer, uint64_t taken)
+{
+    struct queue_server_consumer *c = queue_server_consumer_find(v, consumer);
+    if (c && taken > c->taken) {
+        c->taken = taken < c->sent ? taken : c->sent;
+        queue_deliver_mark(c);
+        queue_replica_mark(v->replica);
+    }
+}
+
+void queue_server_resume(struct queue_server *v, const struct queue_cursor_wire *w)
+{
+    struct queue_server_consumer *c = queue_server_consumer_find(v, w->consumer);
+    if (c) {
+        set_cursor(c, w);
+        queue_replica_mark(v->replica);
+    }
+}
+
+void queue_server_pause(struct queue_server *v, bool is_paused)
+{
+    v->is_paused = is_paused;
+    if (is_paused) {
+        return;
+    }
+    list_each (l, &v->consumers) {
+        queue_deliver_mark(list_entry(l, struct queue_server_consumer, link));
+    }
+    queue_replica_mark(v->replica);
+}
+
+// ---- from the wire -------------------------------------------------------------------------------------------------
+
+static void item_attach(struct queue_replica *r, struct queue_lane *lane, const struct queue_item *item)
+{
+    struct reader in = reader_of(item->body);
+    bool was_open = reader_u8(&in) != 0;
+    uint32_t count = reader_u32(&in);
+    struct span cursors = reader_span(&in, (size_t)count * sizeof(struct queue_cursor_wire));
+    if (reader_end(&in) != RC_OK) {
+        r->service->metrics.bad_items++;
+        return;
+    }
+    if (!r->leading && !queue_replica_poll_ready(r)) {
+        send_not_leader(lane, r->group, item->session, item->attach, leader_hint(r));
+        return;
+    }
+    queue_replica_attach(r, NULL, lane, item->session, item->attach, was_open, (const void *)cursors.ptr, count);
+}
+
+static void item_info(struct queue_replica *r, struct queue_lane *lane, const struct queue_item *item)
+{
+    struct queue_info info = {0};
+    enum rc rc = r && (r->leading || queue_replica_poll_ready(r)) ? RC_OK : RC_NOT_LEADER;
+    if (rc == RC_OK) {
+        queue_replica_info(r->service, r->group, &info, NULL);
+    }
+    size_t at = queue_lane_begin(lane, QUEUE_ITEM_INFO_REPLY, item->group, item->session, item->attach);
+    buf_u32(&lane->out, rc);
+    buf_u32(&lane->out, r ? leader_hint(r) : 0);
+    buf_u64(&lane->out, info.ready);
+    buf_u64(&lane->out, info.unacked);
+    buf_u64(&lane->out, info.consumers);
+    buf_u64(&lane->out, info.ready_bytes);
+    buf_u64(&lane->out, info.unacked_bytes);
+    queue_lane_end(lane, at);
+}
+
+static void item_to_server(struct queue_server *v, const struct queue_item *item)
+{
+    struct reader in = reader_of(item->body);
+    switch (item->type) {
+    case QUEUE_ITEM_COMMANDS:
+        server_commands(v, item->body);
+        return;
+    case QUEUE_ITEM_TAKEN: {
+        uint32_t consumer = reader_u32(&in);
+        uint64_t taken = reader_u64(&in);
+        if (!in.is_bad) {
+            queue_server_taken(v, consumer, taken);
+        }
+        return;
+    }
+    case QUEUE_ITEM_RESUME: {
+        struct queue_cursor_wire w;
+        const uint8_t *p = reader_take(&in, sizeof(w));
+        if (p) {
+            memcpy(&w, p, sizeof(w));
+            queue_server_resume(v, &w);
+        }
+        return;
+    }
+    case QUEUE_ITEM_PAUSE:
+        queue_server_pause(v, reader_u8(&in) != 0);
+        return;
+    default:
+        v->replica->service->metrics.bad_items++;
+    }
+}
+
+void queue_replica_item(struct queue_service *q, const struct queue_item *item)
+{
+    struct queue_replica *r = map_get(&q->replicas, item->group);
+    struct queue_lane *lane = queue_lane_to(&q->lanes, item->session.node, queue_session_id_worker(item->session));
+    if (item->type == QUEUE_ITEM_INFO) {
+        item_info(r, lane, item);
+        return;
+    }
+    if (!r) {
+        if (map_get(&q->deleted, item->group)) {
+            send_ended(lane, item->group, item->session, item->attach, true);
+        } else if (item->type == QUEUE_ITEM_ATTACH || item->type == QUEUE_ITEM_COMMANDS) {
+            send_not_leader(lane, item->group, item->session, item->attach, 0);
+        }
+        return;
+    }
+    if (item->type == QUEUE_ITEM_ATTACH) {
+        item_attach(r, lane, item);
+        return;
+    }
+    struct queue_server *v = r->leading ? server_find(r, item->session) : NULL;
+    if (v && !v->local && v->attach == item->attach) {
+        item_to_server(v, item);
+    } else if (!v && item->type == QUEUE_ITEM_COMMANDS) {
+        send_not_leader(lane, item->group, item->session, item->attach, leader_hint(r));
+    }
+}
+
+// ---- effects -------------------------------------------------------------------------------------------------------
+
+static void effect_opened(struct queue_replica *r, const struct queue_effect *e)
+{
+    struct queue_server *v = e->session->user;
+    if (v) {
+        return;  // Was open already.
+    }
+    list_each (l, &r->leading->opening) {
+        struct queue_server *at = list_entry(l, struct queue_server, opening);
+        if (queue_session_id_equal(at->id, e->id)) {
+            v = at;
+        }
+    }
+    if (v) {
+        list_remove(&v->opening);
+        v->fsm = e->session;
+        v->fsm->user = v;
+        memcpy(v->accepted, v->fsm->seq, sizeof(v->accepted));
+        answer_attached(v);
+    }
+}
+
+static void effect_refused(struct queue_replica *r, struct queue_session_id id)
+{
+    struct queue_server *v = server_find(r, id);
+    if (!v) {
+        return;
+    }
+    if (v->local) {
+        struct queue_session *s = v->local;
+        uint32_t attach = v->attach;
+        server_free(v);
+        queue_client_refused(s, attach);
+        return;
+    }
+    size_t at = queue_lane_begin(v->lane, QUEUE_ITEM_REFUSED, r->group, v->id, v->attach);
+    queue_lane_end(v->lane, at);
+    server_free(v);
+}
+
+static void effect_ended(struct queue_server *v, bool is_deleted)
+{
+    if (v->fsm && v->fsm->user == v) {
+        v->fsm->user = NULL;
+    }
+    v->fsm = NULL;
+    if (v->local) {
+        struct queue_session *s = v->local;
+        server_free(v);
+        queue_client_ended(s, is_deleted);
+        return;
+    }
+    send_ended(v->lane, v->replica->group, v->id, v->attach, is_deleted);
+    server_free(v);
+}
+
+static void effect_unknown(struct queue_replica *r, struct queue_session_id id)
+{
+    // Its attachment, if any, went with the session; the node is told anyway, in case that was lost.
+    if (id.node == r->service->config.node_id && queue_session_id_worker(id) == r->service->config.worker) {
+        struct queue_session *s = map_get(&r->service->sessions, id.counter);
+        if (s && queue_session_id_equal(s->id, id) && s->link->group == r->group) {
+            queue_client_ended(s, false);
+        }
+        return;
+    }
+    send_ended(queue_lane_to(&r->service->lanes, id.node, queue_session_id_worker(id)), r->group, id, 0, false);
+}
+
+static void effect_deliver(const struct queue_effect *e)
+{
+    struct queue_server *v = e->session->user;
+    struct queue_server_consumer *c = e->consumer->user;
+    if (!v) {
+        return;  // Nobody attached: an attach will say where to go on.
+    }
+    if (!c) {
+        c = consumer_add(v, e->consumer, 0);  // New in this attach.
+    }
+    queue_deliver_mark(c);
+}
+
+static void effect_gone(struct queue_server_consumer *c)
+{
+    c->fsm = NULL;
+    consumer_free(c);
+}
+
+void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx)
+{
+    for (uint32_t i = 0; i < fx->count && r->leading; i++) {
+        const struct queue_effect *e = &fx->items[i];
+        struct queue_server *v = e->user;
+        switch (e->kind) {
+        case QUEUE_EFFECT_OPENED:
+            effect_opened(r, e);
+            break;
+        case QUEUE_EFFECT_REFUSED:
+            effect_refused(r, e->id);
+            break;
+        case QUEUE_EFFECT_APPLIED:
+        case QUEUE_EFFECT_REJECTED:
+            if (v) {
+                v->send_applied = true;
+                server_mark(v);
+            }
+            break;
+        case QUEUE_EFFECT_QUERY:
+            if (v) {
+                v->send_query = true;
+                server_mark(v);
+            }
+            break;
+        case QUEUE_EFFECT_GAP:
+            if (v) {
+                send_expect(v, (enum queue_stream)e->value);
+            }
+            break;
+        case QUEUE_EFFECT_DELIVER:
+            effect_deliver(e);
+            break;
+        case QUEUE_EFFECT_GONE:
+            if (e->user) {
+                effect_gone(e->user);
+            }
+            break;
+        case QUEUE_EFFECT_ENDED:
+            if (v) {
+                v->fsm = NULL;  // Freed.
+                effect_ended(v, false);
+            }
+            break;
+        case QUEUE_EFFECT_UNKNOWN:
+            effect_unknown(r, e->id);
+            break;
+        }
+    }
+}
+
+void queue_replica_flush(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    if (!l) {
+        return;
+    }
+    struct list round;
+    list_init(&round);
+    list_splice(&round, &l->dirty_servers);
+    struct list *item;
+    while ((item = list_pop(&round)) != NULL) {
+        struct queue_server *v = list_entry(item, struct queue_server, dirty);
+        if (v->fsm && v->send_query) {
+            answer_query(v);
+        }
+        if (v->fsm && v->send_applied) {
+            answer_applied(v);
+        }
+    }
+    list_splice(&round, &l->dirty_consumers);
+    while ((item = list_pop(&round)) != NULL) {
+        queue_deliver_pump(list_entry(item, struct queue_server_consumer, dirty));
+    }
+    if (!list_is_empty(&l->dirty_consumers)) {
+        queue_replica_mark(r);  // Waits for its lane.
+    }
+}
+
+// ---- a turn of the leader ------------------------------------------------------------------------------------------
+
+static void configure(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    if (l->configure_index > r->applied || r->settings.metadata_version <= r->fsm.settings.metadata_version) {
+        return;
+    }
+    struct buf body = {0};
+    queue_command_configure(&body, &r->settings);
+    if (propose_own(r, QUEUE_COMMAND_CONFIGURE, buf_span(&body), &l->configure_index) != RC_OK) {
+        l->configure_index = 0;
+    }
+    buf_deinit(&body);
+}
+
+static void go_on(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    if (r->fsm.has_more && l->continue_index <= r->applied) {
+        if (propose_own(r, QUEUE_COMMAND_CONTINUE, (struct span){0}, &l->continue_index) != RC_OK) {
+            l->continue_index = 0;
+        }
+    }
+}
+
+static void propose_held(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    while (l->held.count > 0 && !group_is_full(r->handle)) {
+        const struct queue_pending_item *item = queue_pending_at(&l->held, l->held.first);
+        uint64_t index;
+        if (propose(r, span_of(item->ptr, item->len), false, &index) != RC_OK) {
+            break;
+        }
+        r->service->metrics.held_bytes -= item->len;
+        queue_pending_pop(&l->held);
+    }
+    if (l->held.count > 0) {
+        queue_replica_mark(r);
+        return;
+    }
+    // Room again: those whose commands were dropped go on.
+    if (!list_is_empty(&l->stopped) && group_is_full(r->handle)) {
+        queue_replica_mark(r);
+        return;
+    }
+    struct list *item;
+    while ((item = list_pop(&l->stopped)) != NULL) {
+        struct queue_server *v = list_entry(item, struct queue_server, stopped);
+        for (int i = 0; i < QUEUE_STREAMS; i++) {
+            if (v->is_stopped[i]) {
+                v->is_stopped[i] = false;
+                send_expect(v, (enum queue_stream)i);
+            }
+        }
+    }
+}
+
+// When is this (node, incarnation) down: 0 now, a time, or UINT64_MAX: not at all as things are (decisions 7, 8).
+static uint64_t node_down_at(struct queue_service *q, uint32_t node, uint64_t incarnation)
+{
+    if (node == q->config.node_id) {
+        return incarnation < q->config.incarnation ? 0 : UINT64_MAX;
+    }
+    struct queue_node *n = queue_service_node(q, node);
+    if (n->is_known && n->incarnation > incarnation) {
+        return 0;
+    }
+    bool is_alive = n->is_known ? n->verdict == NODE_ALIVE : host_node_is_alive(q->config.host, node);
+    if (is_alive) {
+        return UINT64_MAX;
+    }
+    if (n->is_known && n->verdict == NODE_DEAD && n->incarnation == incarnation) {
+        return 0;
+    }
+    return n->since + (uint64_t)q->config.consumer_disconnected_timeout_ms * 1000000;
+}
+
+static void look_at_nodes(struct queue_replica *r, uint64_t now)
+{
+    struct queue_leading *l = r->leading;
+    if (now < l->nodes_at || l->down_index > r->applied) {
+        return;
+    }
+    l->nodes_at = UINT64_MAX;
+    if (!r->fsm.busy) {
+        return;
+    }
+    uint32_t seen_node = 0;
+    uint64_t seen_incarnation = 0;
+    list_each (item, &r->fsm.busy->sessions) {
+        const struct queue_session_id id = list_entry(item, struct queue_fsm_session, link)->id;
+        if (id.node == seen_node && id.incarnation == seen_incarnation) {
+            continue;
+        }
+        seen_node = id.node;
+        seen_incarnation = id.incarnation;
+        uint64_t at = node_down_at(r->service, id.node, id.incarnation);
+        if (at > now) {
+            l->nodes_at = at < l->nodes_at ? at : l->nodes_at;
+            continue;
+        }
+        l->nodes_at = 0;  // Look again when this one is applied.
+        struct buf body = {0};
+        buf_u32(&body, id.node);
+        buf_u64(&body, id.incarnation);
+        if (propose_own(r, QUEUE_COMMAND_NODE_DOWN, buf_span(&body), &l->down_index) == RC_OK) {
+            r->service->metrics.node_downs++;
+            log_info("queue group %llu: node %u (incarnation %llu) is down, its consumers' messages return",
+                     (unsigned long long)r->group, id.node, (unsigned long long)id.incarnation);
+        } else {
+            l->down_index = 0;
+        }
+        buf_deinit(&body);
+        break;
+    }
+}
+
+void queue_replica_turn(struct queue_replica *r, uint64_t now)
+{
+    list_remove(&r->dirty);
+    if (!r->leading && !queue_replica_poll_ready(r)) {
+        if (r->is_leader) {
+            queue_replica_mark(r);
+        }
+        return;
+    }
+    configure(r);
+    look_at_nodes(r, now);
+    propose_held(r);
+    go_on(r);
+    queue_replica_flush(r);
+    if (r->leading->nodes_at > now && r->leading->nodes_at < r->service->nodes_at) {
+        r->service->nodes_at = r->leading->nodes_at;
+    }
+}
+
+// ---- the lead ------------------------------------------------------------------------------------------------------
+
+void queue_replica_lead_start(struct queue_replica *r)
+{
+    assert(!r->leading);
+    struct queue_leading *l = mem_zalloc(sizeof(*l));
+    list_init(&l->servers);
+    list_init(&l->opening);
+    list_init(&l->dirty_servers);
+    list_init(&l->dirty_consumers);
+    list_init(&l->stopped);
+    queue_pending_init(&l->held, HELD_BLOCK, 1);
+    list_add_tail(&r->service->leading, &l->in_service);
+    l->replica = r;
+    r->leading = l;
+    r->service->metrics.leading++;
+    queue_replica_mark(r);
+    queue_link_leader(r->service, r->group, r->service->config.node_id);
+}
+
+// Drops all that is volatile. Sessions are told where to go.
+void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_deleted)
+{
+    struct queue_leading *l = r->leading;
+    if (!l) {
+        return;
+    }
+    r->leading = NULL;  // Sessions that look for the leader now do not come back here.
+    struct list *item;
+    while (!list_is_empty(&l->servers)) {
+        item = l->servers.next;
+        struct queue_server *v = list_entry(item, struct queue_server, link);
+        struct queue_session *local = v->local;
+        struct queue_lane *lane = v->lane;
+        struct queue_session_id id = v->id;
+        uint32_t attach = v->attach;
+        server_free(v);
+        if (local && is_deleted) {
+            queue_client_ended(local, true);
+        } else if (local) {
+            queue_client_not_leader(local, attach, r->service->config.node_id, hint);
+        } else if (is_deleted) {
+            send_ended(lane, r->group, id, attach, true);
+        } else {
+            send_not_leader(lane, r->group, id, attach, hint);
+        }
+    }
+    r->service->metrics.held_bytes -= l->held.bytes;
+    queue_pending_deinit(&l->held);
+    list_remove(&l->in_service);
+    r->service->metrics.leading--;
+    free(l);
+}
+
+bool queue_replica_poll_ready(struct queue_replica *r)
+{
+    if (!r->leading && r->is_leader && r->handle) {
+        struct consensus_status status;
+        group_status(r->handle, &status);
+        if (status.role == ROLE_LEADER && status.is_ready && status.term == r->term) {
+            queue_replica_lead_start(r);
+        }
+    }
+    return r->leading != NULL;
+}
+
+void queue_replica_role(struct queue_replica *r, const struct consensus_status *status)
+{
+    bool is_leader = status->role == ROLE_LEADER;
+    if (r->leading && (!is_leader || status->term != r->term)) {
+        queue_replica_lead_stop(r, status->leader_node, false);
+    }
+    r->is_leader = is_leader;
+    r->term = status->term;
+    if (!r->handle) {
+        return;  // Still being added.
+    }
+    if (is_leader) {
+        queue_replica_poll_ready(r);
+        queue_replica_mark(r);
+    } else {
+        queue_link_leader(r->service, r->group, status->leader_node);
+    }
+}
+
+// The connection to `node` is a new one: its sessions must attach again to hear what was lost.
+void queue_replica_lane_reset(struct queue_replica *r, uint32_t node)
+{
+    list_each (item, &r->leading->servers) {
+        struct queue_server *v = list_entry(item, struct queue_server, link);
+        if (v->lane && v->lane->node == node) {
+            send_not_leader(v->lane, r->group, v->id, v->attach, r->service->config.node_id);
+            server_free(v);
+        }
+    }
+}

@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// The queue's state machine under the host: fsm_ops (consensus.h), adding and removing replicas, listings.
+//
+// A new machine starts with settings that are the same everywhere and always; the real ones come by a CONFIGURE command
+// that every new leader proposes if its record is newer (decision 2), so replicas made at different times agree.
+#include "node/base/log.h"
+#include "node/queue/queue_parts.h"
+#include <stdlib.h>
+
+static const struct queue_settings first_settings = {.max_length = -1, .max_length_bytes = -1, .delivery_limit = 20};
+
+static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
+{
+    struct queue_replica *r = ctx;
+    struct queue_effects *fx = &r->service->effects;
+    for (uint32_t i = 0; i < n; i++) {
+        const struct entry *e = &entries[i];
+        r->applied = e->index;
+        if (e->kind == RECORD_ENTRY) {
+            uint32_t ignored = r->fsm.ignored;
+            queue_effects_reset(fx);
+            queue_fsm_apply(&r->fsm, e->index, e->payload, r->leading ? fx : NULL);
+            r->service->metrics.commands_ignored += r->fsm.ignored - ignored;
+            if (r->leading) {
+                queue_replica_effects(r, fx);
+            }
+        }
+        // The first entry of its own term: everything committed before is in the state now.
+        if (r->is_leader && !r->leading && r->handle && e->term == r->term) {
+            queue_replica_lead_start(r);
+        }
+    }
+    if (r->leading) {
+        queue_replica_flush(r);
+        queue_lanes_flush(&r->service->lanes);
+        const struct queue_leading *l = r->leading;
+        if (r->fsm.has_more || l->held.count > 0 || l->nodes_at == 0 || !list_is_empty(&l->stopped)) {
+            queue_replica_mark(r);
+        }
+    }
+    return n;
+}
+
+static void role(void *ctx, const struct consensus_status *status)
+{
+    queue_replica_role(ctx, status);
+}
+
+static struct fsm_snapshot *snapshot_begin(void *ctx)
+{
+    struct queue_replica *r = ctx;
+    return (struct fsm_snapshot *)(void *)queue_fsm_freeze(&r->fsm);
+}
+
+static bool snapshot_chunk(struct fsm_snapshot *s, struct buf *to)
+{
+    return queue_snapshot_chunk((struct queue_snapshot *)(void *)s, to);
+}
+
+static void snapshot_live(struct fsm_snapshot *s, struct buf *out)
+{
+    queue_snapshot_live((struct queue_snapshot *)(void *)s, out);
+}
+
+static void snapshot_end(struct fsm_snapshot *s)
+{
+    queue_snapshot_free((struct queue_snapshot *)(void *)s);
+}
+
+static void restore_begin(void *ctx)
+{
+    struct queue_replica *r = ctx;
+    queue_replica_lead_stop(r, 0, false);
+    if (!r->restore) {
+        r->restore = mem_zalloc(sizeof(*r->restore));
+    } else {
+        buf_deinit(&r->restore->rest);  // A load that was given up.
+    }
+    r->fsm.settings = first_settings;
+    queue_restore_begin(r->restore, &r->fsm);
+}
+
+static enum rc restore_chunk(void *ctx, struct span chunk)
+{
+    struct queue_replica *r = ctx;
+    return queue_restore_chunk(r->restore, chunk);
+}
+
+static enum rc restore_end(void *ctx, uint64_t index)
+{
+    struct queue_replica *r = ctx;
+    enum rc rc = queue_restore_end(r->restore);
+    free(r->restore);
+    r->restore = NULL;
+    r->applied = index;
+    return rc;
+}
+
+static uint64_t size_estimate(void *ctx)
+{
+    struct queue_replica *r = ctx;
+    return queue_fsm_size_estimate(&r->fsm);
+}
+
+const struct fsm_ops *queue_replica_fsm_ops(void)
+{
+    static const struct fsm_ops ops = {
+        .version = QUEUE_FSM_VERSION,
+        .apply = apply,
+        .role = role,
+        .snapshot_begin = snapshot_begin,
+        .snapshot_chunk = snapshot_chunk,
+        .snapshot_live = snapshot_live,
+        .snapshot_end = snapshot_end,
+        .restore_begin = restore_begin,
+        .restore_chunk = restore_chunk,
+        .restore_end = restore_end,
+        .size_estimate = size_estimate,
+    };
+    return &ops;
+}
+
+// ---- adding and removing -------------------------------------------------------------------------------------------
+
+static void replica_free(struct queue_replica *r)
+{
+    map_remove(&r->service->replicas, r->group);
+    list_remove(&r->dirty);
+    if (r->restore) {
+        buf_deinit(&r->restore->rest);
+        free(r->restore);
+    }
+    queue_fsm_deinit(&r->fsm);
+    r->service->metrics.replicas--;
+    free(r);
+}
+
+enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_spec *spec)
+{
+    if (map_get(&q->replicas, spec->target.group)) {
+        return RC_EXISTS;
+    }
+    struct queue_replica *r = mem_zalloc(sizeof(*r));
+    r->service = q;
+    r->group = spec->target.group;
+    r->settings = spec->settings;
+    r->settings.metadata_version++;  // 0 is what no record has.
+    list_init(&r->dirty);
+    queue_fsm_init(&r->fsm, &first_settings);
+    map_put(&q->replicas, r->group, r);
+    q->metrics.replicas++;
+    struct group_spec group = {
+        .group = r->group,
+        .engine = "raft",
+        .replica_id = spec->replica_id,
+        .recovered = spec->recovered,
+        .fsm = queue_replica_fsm_ops(),
+        .fsm_ctx = r,
+        .campaign_at_once = spec->campaign_at_once,
+    };
+    group.initial.count = spec->target.members_count;
+    memcpy(group.initial.members, spec->target.members, spec->target.members_count * sizeof(spec->target.members[0]));
+    struct group *handle;
+    enum rc rc = host_group_add(q->config.host, &group, &handle);
+    if (rc != RC_OK) {
+        replica_free(r);
+        return rc;
+    }
+    r->handle = handle;
+    struct consensus_status status;
+    group_status(handle, &status);
+    queue_replica_role(r, &status);  // What was said before we had the handle.
+    return RC_OK;
+}
+
+void queue_replica_settings(struct queue_service *q, uint64_t group, const struct queue_settings *settings)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    if (r && settings->metadata_version + 1 > r->settings.metadata_version) {
+        r->settings = *settings;
+        r->settings.metadata_version++;
+        if (r->leading) {
+            queue_replica_mark(r);
+        }
+    }
+}
+
+static void remember_deleted(struct queue_service *q, uint64_t group)
+{
+    if (map_count(&q->deleted) >= QUEUE_DELETED_GROUPS) {
+        uint32_t pos = 0;
+        uint64_t oldest;
+        if (map_next(&q->deleted, &pos, &oldest, NULL)) {
+            map_remove(&q->deleted, oldest);
+        }
+    }
+    map_put(&q->deleted, group, q);
+}
+
+void queue_replica_remove(struct queue_service *q, uint64_t group, bool is_deleted)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    if (is_deleted) {
+        remember_deleted(q, group);
+    }
+    if (r) {
+        queue_replica_lead_stop(r, 0, is_deleted);
+        r->is_leader = false;
+        struct group *handle = r->handle;
+        r->handle = NULL;
+        host_group_remove(handle, is_deleted);
+        replica_free(r);
+    }
+    if (is_deleted) {
+        queue_link_deleted(q, group);
+    }
+}
+
+// ---- listings ------------------------------------------------------------------------------------------------------
+
+bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_info *info, struct consensus_status *status)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    if (!r) {
+        return false;
+    }
+    uint64_t consumers = 0;
+    if (r->fsm.busy) {
+        list_each (l, &r->fsm.busy->consumers) {
+            const struct queue_fsm_consumer *c = list_entry(l, struct queue_fsm_consumer, in_queue);
+            consumers += c->id != 0 && !c->is_cancelled;
+        }
+    }
+    *info = (struct queue_info){
+        .ready = r->fsm.ready_count,
+        .unacked = r->fsm.unacked_count,
+        .consumers = consumers,
+        .ready_bytes = r->fsm.ready_bytes,
+        .unacked_bytes = r->fsm.unacked_bytes,
+    };
+    if (status) {
+        group_status(r->handle, status);
+    }
+    return true;
+}
+
+void queue_replica_consumers(struct queue_service *q, uint64_t group, void (*each)(void *ctx, const struct queue_consumer_info *c), void *ctx)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    if (!r || !r->fsm.busy) {
+        return;
+    }
+    list_each (l, &r->fsm.busy->consumers) {
+        const struct queue_fsm_consumer *c = list_entry(l, struct queue_fsm_consumer, in_queue);
+        if (c->id == 0 || c->is_cancelled) {
+            continue;
+        }
+        struct queue_session_id id = c->session->id;
+        struct buf channel = {0};
+        buf_printf(&channel, "%u.%llu.%llu", id.node, (unsigned long long)id.incarnation, (unsigned long long)id.counter);
+        struct queue_consumer_info info = {
+            .node_id = id.node,
+            .tag = span_of(c->tag, c->tag_len),
+            .prefetch = c->prefetch,
+            .is_no_ack = c->is_no_ack,
+            .is_active = !r->fsm.settings.is_single_active || r->fsm.busy->active == c,
+            .priority = c->priority,
+            .channel = buf_span(&channel),
+        };
+        each(ctx, &info);
+        buf_deinit(&channel);
+    }
+}
