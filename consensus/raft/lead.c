@@ -189,6 +189,20 @@ static uint64_t resend_at(const struct peer *p, uint64_t now_ns)
     return now_ns + (RAFT_RESEND_NS << doublings);
 }
 
+// Does a live peer owe us an answer?
+static bool is_unanswered(const struct replica *r, uint32_t i)
+{
+    const struct peer *p = &r->lead->peers[i];
+    if (p->retry_at == RAFT_NEVER || p->is_regressed || is_self(r, i) || !raft_node_is_alive(r, i)) {
+        return false;
+    }
+    if (p->state != PEER_REPLICATE) {
+        return true;
+    }
+    return p->next > p->match + 1 || p->commit_known < p->commit_told ||
+           (p->round_acked < round_wanted(r->lead) && p->round_sent >= round_wanted(r->lead));
+}
+
 void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t now_ns)
 {
     if (r->role != ROLE_LEADER || i >= r->config->count) {
@@ -196,11 +210,13 @@ void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t
     }
     struct peer *p = &r->lead->peers[i];
     raft_mark(r, now_ns);
+    bool was_waiting = is_unanswered(r, i);
     if (needs_snapshot(r, p) && p->state != PEER_SNAPSHOT && !p->is_paused) {
         p->state = PEER_SNAPSHOT;
         p->is_paused = true;
         p->is_loaded = false;
         p->retry_at = RAFT_NEVER;  // snapshot_ended tells how it went.
+        p->is_poked = true;        // A message without entries introduces us: to whom to report, in which term.
         return;
     }
     p->is_poked = false;
@@ -217,23 +233,9 @@ void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t
         p->next = last_index_sent + 1;
         p->commit_told = max_u64(p->commit_told, min_u64(r->commit, last_index_sent));
     }
-    if (p->retry_at == RAFT_NEVER) {
-        p->retry_at = resend_at(p, now_ns);
+    if (!was_waiting) {
+        p->retry_at = resend_at(p, now_ns);  // Else the answer to an earlier message is due first.
     }
-}
-
-// Does a live peer owe us an answer?
-static bool is_unanswered(const struct replica *r, uint32_t i)
-{
-    const struct peer *p = &r->lead->peers[i];
-    if (p->retry_at == RAFT_NEVER || p->is_regressed || is_self(r, i) || !raft_node_is_alive(r, i)) {
-        return false;
-    }
-    if (p->state != PEER_REPLICATE) {
-        return true;
-    }
-    return p->next > p->match + 1 || p->commit_known < p->commit_told ||
-           (p->round_acked < round_wanted(r->lead) && p->round_sent >= round_wanted(r->lead));
 }
 
 static void peer_regressed(struct peer *p)

@@ -283,7 +283,7 @@ static void raft_link_reset(struct replica *r, uint32_t node_id, uint64_t now_ns
 {
     struct step_start was = raft_begin(r, out);
     for (uint32_t i = 0; r->role == ROLE_LEADER && i < r->config->count; i++) {
-        bool is_transferring = r->lead->peers[i].state == PEER_SNAPSHOT && r->lead->peers[i].retry_at == RAFT_NEVER;
+        bool is_transferring = r->lead->peers[i].state == PEER_SNAPSHOT;  // snapshot_ended comes in any case.
         if (r->config->members[i].node_id == node_id && node_id != r->node_id && !is_transferring) {
             raft_peer_probe(r, i);
         }
@@ -303,9 +303,9 @@ static void raft_snapshot_ended(struct replica *r, uint64_t replica_id, bool is_
     } else if (r->role == ROLE_LEADER && at >= 0 && r->lead->peers[at].state == PEER_SNAPSHOT) {
         struct peer *p = &r->lead->peers[at];
         if (is_ok) {
-            // Sent is not installed: its word, or after a while a probe, tells.
-            p->next = max_u64(p->next, index + 1);
-            p->retry_at = now_ns + RAFT_SNAPSHOT_WAIT_NS;
+            // The probe at its end proves it: what is installed is acknowledged there.
+            raft_peer_probe(r, (uint32_t)at);
+            p->next = max_u64(p->next, min_u64(index, r->commit) + 1);
         } else {
             raft_peer_probe(r, (uint32_t)at);
             p->is_paused = true;

@@ -17,7 +17,6 @@ enum { RAFT_RUNS_INLINE = 2, RAFT_MARKS = 6, RAFT_READS_MAX = 1024, RAFT_PROMOTE
 #define RAFT_STAND_BACK_NS (1000 * RAFT_MS)   // After a voluntary step-down the others go first.
 #define RAFT_RESEND_NS (200 * RAFT_MS)        // An unanswered message to a live peer is repeated after this,
 #define RAFT_RESEND_DOUBLINGS 4               // doubling up to 16 times this.
-#define RAFT_SNAPSHOT_WAIT_NS (10000 * RAFT_MS)  // From the end of a transfer to the peer's word that it is installed.
 #define RAFT_STUCK_NS (5000 * RAFT_MS)        // Age of the oldest proposal at which a leader gives up (decision 7).
 #define RAFT_MARK_NS (RAFT_STUCK_NS / RAFT_MARKS)
 

@@ -307,7 +307,7 @@ static void expect_node(void)
 {
     static const char *const known[] = {"role", "deadline", "term", "leader", "last", "commit", "durable", "applied",
                                         "epoch", "vote", "disk-term", "disk-vote", "members", "voters", "config",
-                                        "ready", "regressed", "reads", "reads-failed", "read-index"};
+                                        "ready", "regressed", "not-before", "reads", "reads-failed", "read-index"};
     for (int i = 2; i < words_count; i++) {
         bool is_known = false;
         for (size_t k = 0; k < sizeof(known) / sizeof(known[0]); k++) {
@@ -330,6 +330,10 @@ static void expect_node(void)
         FAIL("there is a deadline in %llu ms", (unsigned long long)((at - c.now) / MS));
     } else if (deadline != NULL && strcmp(deadline, "none") != 0 && at > c.now + number_of(deadline) * MS) {
         FAIL("no deadline within %s ms", deadline);
+    }
+    const char *later = option("not-before");
+    if (later != NULL && at < c.now + number_of(later) * MS) {
+        FAIL("there is a deadline before %s ms", later);
     }
     same("term", st.term), same("leader", st.leader), same("last", st.last), same("commit", st.commit);
     same("durable", st.durable), same("applied", st.applied), same("epoch", st.log_epoch);
