@@ -55,16 +55,15 @@ static enum rc rc_of(int e)
     case ENOSPC:
     case EDQUOT:
         return RC_NO_SPACE;
-    case MDB_CORRUPTED:
-    case MDB_PAGE_NOTFOUND:
-    case MDB_INVALID:
-    case MDB_VERSION_MISMATCH:
-    case MDB_INCOMPATIBLE:
-    case MDB_BAD_VALSIZE:
-        return RC_CORRUPT;
-    default:
+    case MDB_PANIC:
+    case MDB_TXN_FULL:
+    case MDB_READERS_FULL:
         log_error("metadata store: lmdb: %s", mdb_strerror(e));
         return RC_IO;
+    default:
+        log_error("metadata store: lmdb: %s", mdb_strerror(e));
+        // LMDB's own codes and EINVAL say that what it found makes no sense; the others are the system's.
+        return e < 0 || e == EINVAL ? RC_CORRUPT : RC_IO;
     }
 }
 
