@@ -333,7 +333,7 @@ static void set_defaults(struct node_config *c)
         .consumer_disconnected_timeout_ms = 60000,
         .memtable_bytes = LIMIT_MEMTABLE_BYTES,
         .wal_file_bytes = LIMIT_WAL_FILE_BYTES,
-        .wal_align = 0,
+        .wal_align = 4096,
         .log_level = LOG_INFO,
     };
     set_text(&c->node_name, name);

@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 enum {
-    JOIN_RETRY_MS = 500,
+    JOIN_RETRY_MS = 100,
     JOIN_CLUSTER_TIMEOUT_MS = 60000,
     RECONCILE_MS = 20,
     RECONCILE_IDLE_MS = 1000,
@@ -273,7 +273,9 @@ static void on_join_request(struct node *n, const struct frame *f)
         return;
     }
     struct broker *b = n->workers[0].broker;
-    if (n->membership != MEMBERSHIP_MEMBER || !broker_is_loaded(b) || !metastore_group(n->metastore)) {
+    // Nobody is let in before the founding record is there: it stands for the cluster.
+    if (n->membership != MEMBERSHIP_MEMBER || !broker_is_loaded(b) || !metastore_group(n->metastore) ||
+        !broker_node_find(b, span_str(n->config.node_name))) {
         refuse(n, &q, JOIN_RETRY, "this node is not up yet itself");
         return;
     }
@@ -400,7 +402,8 @@ static uint64_t reconcile(struct node *n, uint64_t now)
         }
         broker_node_each(n->workers[0].broker, reconcile_node, &r);
     }
-    n->reconcile_at_ns = now + (r.is_changing || n->is_founding ? RECONCILE_MS : RECONCILE_IDLE_MS) * 1000000ull;
+    bool is_incomplete = !broker_node_find(n->workers[0].broker, span_str(n->config.node_name));
+    n->reconcile_at_ns = now + (r.is_changing || is_incomplete ? RECONCILE_MS : RECONCILE_IDLE_MS) * 1000000ull;
     return n->reconcile_at_ns;
 }
 
@@ -427,15 +430,6 @@ static void fill_beat(void *ctx, struct peer_beat *b)
     }
 }
 
-static void beat_seen(void *ctx, uint32_t node_id, const struct peer_beat *b)
-{
-    struct node *n = ctx;
-    (void)node_id;
-    if (n->metastore) {
-        metastore_heard_commit(n->metastore, b->meta_commit);
-    }
-}
-
 void member_peers_start(struct node *n)
 {
     struct peer_net_config c = {
@@ -444,7 +438,7 @@ void member_peers_start(struct node *n)
         .random = env_system_random,
         .listen = n->config.cluster_address,
         .secret = span_str(n->config.cluster_secret ? n->config.cluster_secret : "a node without peers"),
-        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .beat_fill = fill_beat, .beat_seen = beat_seen, .ctx = n},
+        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .beat_fill = fill_beat, .ctx = n},
     };
     fill_hello(n, &c.self);
     enum rc rc = peer_net_create(&c, &n->peers);

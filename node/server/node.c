@@ -36,7 +36,7 @@ static enum rc open_store(struct node *n, struct buf *error)
         .worker_of_ctx = n,
         .memtable_bytes = n->config.memtable_bytes,
         .wal_file_bytes = n->config.wal_file_bytes,
-        .wal_align = n->config.wal_align ? n->config.wal_align : WAL_ALIGN_DEFAULT,
+        .wal_align = n->config.wal_align,
         .random = seed,
     };
     memcpy(c.cluster_id, n->identity.cluster_id, sizeof(c.cluster_id));

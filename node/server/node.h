@@ -16,6 +16,7 @@
 #include "node/server/config.h"
 #include "node/server/executor.h"
 #include "node/server/worker.h"
+#include <stdatomic.h>
 
 enum { WORKERS_MAX = 16, WAITING_BYTES = 512 };
 

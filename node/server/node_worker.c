@@ -34,14 +34,14 @@ static struct queue_service *peer_service(void *ctx, uint32_t worker)
     return n->workers[worker].queues;
 }
 
-static void wal_submit(void *ctx, struct wal_submission *s)
+static void submit_to_wal(void *ctx, struct wal_submission *s)
 {
     struct node_worker *w = ctx;
     wal_thread_submit(w->node->wal, w->number, s);
 }
 
 // Every worker has moved what counts in the file; each host says so, the last one lets it go.
-static void wal_retired(void *ctx, uint64_t file_seq)
+static void retire_wal_file(void *ctx, uint64_t file_seq)
 {
     struct node_worker *w = ctx;
     wal_thread_retire(w->node->wal, file_seq);
@@ -93,14 +93,15 @@ enum rc node_worker_attach(struct node_worker *w)
         .store = n->store,
         .net = peer_net_net(n->peers),
         .cold = executor_port(n->cold, w->number),
-        .wal_submit = wal_submit,
+        .wal_submit = submit_to_wal,
         .wal_submit_ctx = w,
-        .wal_retired = wal_retired,
+        .wal_retired = retire_wal_file,
         .ctx = w,
     };
     w->host = host_create(&h);
     struct queue_service_config q = {
         .host = w->host,
+        .net = peer_net_net(n->peers),
         .node_id = n->identity.node_id,
         .incarnation = n->identity.incarnation,
         .worker = w->number,
