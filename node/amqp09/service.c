@@ -37,7 +37,7 @@ struct amqp09 *amqp09_create(const struct amqp09_config *config)
 static void bury(struct amqp09 *s)
 {
     list_each(item, &s->dying) {
-        channel_queue_close_now(list_entry(item, struct channel_queue, link));
+        channel_queue_close_now(list_entry(item, struct channel_queue, dying_link));
     }
     list_each(grave, &s->graves) {
         channel_free(list_entry(grave, struct channel, link));

@@ -23,7 +23,7 @@ struct amqp09 {
     // Put off, because it must not happen inside a callback of a queue session or of the broker.
     struct list ready;            // channel.ready_link: an answer came, waiting frames go on.
     struct list resumed;          // connection.resume_link
-    struct list dying;            // channel_queue.link: sessions to be closed.
+    struct list dying;            // channel_queue.dying_link: sessions to be closed.
     struct list graves;           // channel.link: released channels.
     struct list unroutable;       // channel.unroutable_link: publishes waiting for the projection.
     struct list dirty;            // channel.dirty_link: confirms to be told at the end of the turn.
