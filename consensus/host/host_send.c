@@ -404,7 +404,7 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
 {
     struct host *h = g->host;
     struct net *net = h->config.net;
-    if (p->fragment.group == g || (g->feeding & 1ull << p->slot) || host_snapshot_is_sending(g, p->node)) {
+    if (p->fragment.group == g || (g->feeding & 1ull << p->slot)) {
         return;
     }
     if (!net->is_connected(net, p->node, LANE_LOG)) {
@@ -421,6 +421,9 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
             return;
         }
         if (s.kind == SEND_SNAPSHOT) {
+            if (host_snapshot_is_sending(g, p->node)) {
+                return;  // Not over yet; its end tells the engine.
+            }
             host_snapshot_send(g, p->node, s.to->replica_id);
             return;
         }

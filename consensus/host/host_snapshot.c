@@ -88,9 +88,9 @@ bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
         .handle = handle,
         .index = st.applied,
         .term = g->ops->term_at(g->replica, st.applied),
-        .config = *c,
         .size_estimate = g->fsm->size_estimate ? g->fsm->size_estimate(g->fsm_ctx) : 0,
     };
+    config_copy(&out->config, c);
     assert(out->term > 0);
     assert(out->config.index <= out->index);
     g->flags |= GROUP_SNAP_ASKED;
@@ -540,6 +540,15 @@ static struct snap_receive *receive_start(struct group *g, uint32_t node, const 
     return r;
 }
 
+// The last piece waits (and is repeated) until nothing can make a candidate or leader of us while it is installed, and
+// until an earlier snapshot is loaded.
+static bool may_install(const struct snap_receive *r, uint64_t term)
+{
+    struct consensus_status st;
+    r->group->ops->status(r->group->replica, &st);
+    return st.role == ROLE_FOLLOWER && st.term == term && !(r->group->flags & GROUP_LOADING);
+}
+
 // The bytes of one frame for a transfer that is under way.
 static void receive_bytes(struct host *h, struct snap_receive *r, const Cluster__SnapshotPiece *w, struct span raw)
 {
@@ -560,7 +569,7 @@ static void receive_bytes(struct host *h, struct snap_receive *r, const Cluster_
     }
     buf_span_bytes(&r->piece, raw);
     r->progress = host_now(h);
-    if (r->piece.len == r->total && !(r->is_last && (r->group->flags & GROUP_LOADING))) {
+    if (r->piece.len == r->total && (!r->is_last || may_install(r, w->term))) {
         receive_write(r);
     }
 }
