@@ -186,7 +186,9 @@ static enum rc load_checkpoint(struct recovery *r)
     if (n == 0) {
         return RC_OK;
     }
-    qsort(r->checkpoints.ptr, n, 8, compare_u64);
+    if (n > 0) {
+        qsort(r->checkpoints.ptr, n, 8, compare_u64);
+    }
     r->has_checkpoint = true;
     r->checkpoint_seq = u64_at(&r->checkpoints, n - 1);
     enum rc rc = checkpoint_read(r->store->config.disk, r->checkpoint_seq, on_line, r);
@@ -203,7 +205,9 @@ static enum rc load_segments(struct recovery *r)
 {
     struct disk *d = r->store->config.disk;
     size_t n = r->seqs.len / 8;
-    qsort(r->seqs.ptr, n, 8, compare_u64);
+    if (n > 0) {
+        qsort(r->seqs.ptr, n, 8, compare_u64);
+    }
     for (size_t i = 0; i < n; i++) {
         uint64_t seq = u64_at(&r->seqs, i);
         struct segment *s = NULL;
@@ -219,6 +223,7 @@ static enum rc load_segments(struct recovery *r)
             continue;
         }
         TRY(rc);
+        segment_hold(s);  // Until all groups have been put together (clean_up).
         buf_bytes(&r->segments, &s, sizeof(s));
         for (uint32_t k = 0; k < count; k++) {
             struct found_run f = {.disk = runs[k], .segment = s};
@@ -761,7 +766,7 @@ static void clean_up(struct recovery *r)
     for (size_t i = 0; i < r->segments.len / sizeof(struct segment *); i++) {
         struct segment *s;
         memcpy(&s, r->segments.ptr + i * sizeof(s), sizeof(s));
-        if (atomic_load(&s->shared_refs) > 0) {
+        if (atomic_fetch_sub(&s->shared_refs, 1) > 1) {
             continue;
         }
         segment_path(s->seq, true, path);
@@ -834,7 +839,9 @@ static enum rc open_wal(struct recovery *r, struct wal_report *report_out)
     }
     // They are retired by and by, as further files are closed.
     size_t n = r->files.len / 8;
-    qsort(r->files.ptr, n, 8, compare_u64);
+    if (n > 0) {
+        qsort(r->files.ptr, n, 8, compare_u64);
+    }
     s->recovered_files = mem_alloc((n + 1) * sizeof(uint64_t));
     s->recovered_count = (uint32_t)n;
     for (size_t i = 0; i < n; i++) {
@@ -896,11 +903,16 @@ enum rc store_open(const struct store_config *config, store_group_fn *each, void
     r.has_chunk = mem_zalloc(config->workers * sizeof(*r.has_chunk));
     *report_out = (struct wal_report){0};
     enum rc rc = recover(&r, each, each_ctx, report_out);
-    recovery_deinit(&r);
     if (rc != RC_OK) {
         store_close(s);
         s = NULL;
+        for (size_t i = 0; i < r.segments.len / sizeof(struct segment *); i++) {
+            struct segment *segment;
+            memcpy(&segment, r.segments.ptr + i * sizeof(segment), sizeof(segment));
+            free(segment);  // All users are gone, the count of the recovery is the last one.
+        }
     }
+    recovery_deinit(&r);
     *out = s;
     return rc;
 }
