@@ -139,8 +139,9 @@ enum rc snapshot_header_decode(struct span bytes, struct snapshot_header *out)
     struct reader r = reader_of(bytes);
     *out = (struct snapshot_header){0};
     buf_init(&out->live);
-    if (reader_u8(&r) != HEADER_VERSION) {
-        return RC_UNSUPPORTED;
+    uint8_t version = reader_u8(&r);
+    if (version != HEADER_VERSION) {
+        return version == 0 ? RC_MALFORMED : RC_UNSUPPORTED;
     }
     out->fsm_version = reader_u32(&r);
     out->chunks = reader_u32(&r);

@@ -261,10 +261,19 @@ static void fixture_open(struct fixture *f)
     }
 }
 
+static void on_log(void *ctx, enum log_level level, const char *line)
+{
+    // Damage and dead disks are what the tests are about: set STORE_TEST_LOG to read of them.
+    if (getenv("STORE_TEST_LOG") != NULL) {
+        fprintf(stderr, "%s\n", line);
+    }
+}
+
 static void fixture_init(struct fixture *f, uint32_t workers, uint64_t memtable_bytes, uint64_t wal_file_bytes)
 {
     memset(f, 0, sizeof(*f));
     toy_fixture = f;
+    log_set_sink(on_log, NULL);
     f->disk = sim_disk_create();
     f->workers_count = workers;
     f->config.memtable_bytes = memtable_bytes;
@@ -616,7 +625,7 @@ static void model_rewind(struct model *m, uint32_t n)
             m->hard_state = op->hard_state;
             break;
         case OP_INSTALL:
-            m->last = op->index;
+            m->last = op->index;  // What is below is in m->entries and stays: older operations are forgotten.
             break;
         }
     }

@@ -1,0 +1,746 @@
+// SPDX-License-Identifier: Apache-2.0
+// Retirement of WAL files, snapshots, checkpoints, recovery from all of them; crashes at every disk operation.
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+#include "tests/unit/consensus/store_fixture.h"
+
+enum { FILE_BYTES = 64 << 10 };
+
+static struct fixture fx;
+
+static void setup(void)
+{
+    fixture_init(&fx, 1, 256 << 10, FILE_BYTES);
+}
+static void teardown(void)
+{
+    fixture_deinit(&fx);
+}
+
+static void on_snapshot_read(struct glog_snapshot_read *r)
+{
+    *(bool *)r->owner = true;
+}
+static void on_snapshot_write(struct glog_snapshot_write *w)
+{
+    *(bool *)w->owner = true;
+}
+
+struct loaded {
+    struct buf state;
+    enum rc rc;
+    bool is_done;
+};
+static void on_load_chunk(struct glog_snapshot_load *l, struct span chunk)
+{
+    buf_span_bytes(&((struct loaded *)l->owner)->state, chunk);
+}
+static void on_load_done(struct glog_snapshot_load *l, enum rc rc)
+{
+    struct loaded *d = l->owner;
+    d->rc = rc;
+    d->is_done = true;
+}
+
+// The state of the current snapshot is what the toy machine wrote at `index`.
+static void check_state(struct fixture *f, uint64_t group, uint64_t index, uint64_t bytes)
+{
+    struct loaded d = {0};
+    struct glog_snapshot_load l = {.each = on_load_chunk, .done = on_load_done, .owner = &d};
+    glog_snapshot_load_start(log_of(f, group), &l);
+    while (!d.is_done && step_job(f, (uint32_t)(group % f->workers_count))) {
+    }
+    ck_assert(d.is_done);
+    ck_assert_int_eq(d.rc, RC_OK);
+    ck_assert_uint_eq(d.state.len, bytes);
+    for (uint64_t i = 0; i < bytes; i++) {
+        if (d.state.ptr[i] != payload_byte(group, index, 77, i)) {
+            ck_abort_msg("byte %lu of the state differs", (unsigned long)i);
+        }
+    }
+    buf_deinit(&d.state);
+}
+
+static void request_snapshot(uint64_t group, uint64_t committed)
+{
+    fx.models[group].committed = committed;
+    glog_snapshot_request(log_of(&fx, group));
+    settle(&fx);
+    ck_assert_uint_eq(fx.models[group].published, committed);
+}
+
+static uint32_t files_in(const char *dir, const char *prefix)
+{
+    uint32_t n = 0;
+    for (uint64_t i = 0; i < 200; i++) {
+        char path[128];
+        snprintf(path, sizeof(path), "%s/%s%016llx", dir, prefix, (unsigned long long)i);
+        n += sim_disk_exists(fx.disk, path);
+    }
+    return n;
+}
+
+// Sends group 1's snapshot from fx to `to`, whose log of it is then checked.
+static enum rc transfer(struct fixture *to, size_t bytes_max)
+{
+    struct glog_snapshot_info info;
+    ck_assert_int_eq(glog_snapshot_info(log_of(&fx, 1), &info), RC_OK);
+    uint64_t position = 0;
+    for (bool is_last = false; !is_last;) {
+        bool is_done = false;
+        struct glog_snapshot_read r = {.index = info.index, .position = position, .bytes_max = bytes_max,
+                                       .done = on_snapshot_read, .owner = &is_done};
+        glog_snapshot_read_start(log_of(&fx, 1), &r);
+        while (!is_done && step_job(&fx, 0)) {
+        }
+        ck_assert(is_done);
+        ck_assert_int_eq(r.rc, RC_OK);
+        ck_assert_uint_gt(r.bytes.len, 0);
+        is_last = r.is_last;
+        position = r.position;
+        is_done = false;
+        struct glog_snapshot_write w = {.info = info, .bytes = r.bytes, .is_last = r.is_last, .done = on_snapshot_write,
+                                        .owner = &is_done};
+        glog_snapshot_write_start(log_of(to, 1), &w);
+        while (!is_done && step_job(to, 0)) {
+        }
+        ck_assert(is_done);
+        if (w.rc != RC_OK) {
+            return w.rc;
+        }
+    }
+    return RC_OK;
+}
+
+// The receiver's model after an install: what the sender knows.
+static void model_install(struct fixture *to, uint64_t group)
+{
+    struct model *m = &to->models[group];
+    const struct model *from = &fx.models[group];
+    uint64_t index = from->published;
+    memcpy(m->entries, from->entries, sizeof(m->entries));
+    memcpy(m->dead, from->dead, sizeof(m->dead));
+    m->last = m->committed = m->published = index;
+    const struct model_snapshot *s = snapshot_at(from, index);
+    struct model_snapshot *copy = &m->snapshots[m->snapshots_count++];
+    *copy = (struct model_snapshot){.index = index, .term = s->term};
+    buf_span_bytes(&copy->live, buf_span(&s->live));
+    // What was done to the log before no longer shows, but the promises do.
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < m->ops_count; i++) {
+        if (m->ops[i].kind == OP_HARD_STATE) {
+            m->ops[kept++] = m->ops[i];
+        }
+    }
+    m->ops_count = kept;
+    op_add(to, group, OP_INSTALL, index)->submission = 0;
+}
+
+// ---- tests ------------------------------------------------------------------------------------------------------------
+
+START_TEST(a_full_file_is_retired_and_what_is_live_is_read_from_the_segment)
+{
+    append_many(&fx, 1, 1, 500, 20);
+    append_many(&fx, 2, 1, 100, 20);
+    fx.models[1].snapshots_refused = fx.models[2].snapshots_refused = true;
+    roll_file(&fx);
+    ck_assert_uint_eq(fx.retired[0], 1);
+    struct glog *g = log_of(&fx, 1);
+    ck_assert_uint_eq(g->runs_count, 1);
+    ck_assert_uint_eq(g->window_count, 0);
+    ck_assert_ptr_null(g->refs);  // Nothing in memory once retired.
+    check_all(&fx);
+    crash_and_check(&fx, NULL);
+    roll_file(&fx);
+    check_all(&fx);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+START_TEST(a_snapshot_leaves_exactly_the_live_entries)
+{
+    append_many(&fx, 1, 1, 300, 60);
+    fx.models[1].committed = 50;
+    settle_messages(&fx, 1, 1, 10);
+    settle_messages(&fx, 1, 12, 12);
+    settle_messages(&fx, 1, 20, 48);
+    roll_file(&fx);
+    ck_assert_uint_eq(fx.models[1].published, 50);
+    ck_assert_uint_eq(glog_first(log_of(&fx, 1)), 51);
+    check_group(&fx, 1);
+    check_state(&fx, 1, 50, 100);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.found[1].first, 51);
+    ck_assert_uint_eq(fx.found[1].snapshot_config.members[1].replica_id, 12);
+    ck_assert_uint_eq(fx.found[1].config.count, 2);
+    check_state(&fx, 1, 50, 100);
+}
+END_TEST
+
+START_TEST(a_queue_that_keeps_up_leaves_almost_nothing)
+{
+    for (int i = 0; i < 8; i++) {
+        roll_file(&fx);
+    }
+    ck_assert_uint_le(wal_file_count(store_wal(fx.store)), 2);
+    ck_assert_uint_le(files_in("seg", "seg-"), 2);
+    ck_assert_uint_eq(files_in("seg", "groups-"), 1);
+    ck_assert_uint_le(log_of(&fx, GROUPS_MAX)->window_count, 8);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+START_TEST(two_snapshots_in_a_row_leave_the_second)
+{
+    append_many(&fx, 1, 1, 100, 30);
+    settle_messages(&fx, 1, 1, 9);
+    request_snapshot(1, 10);
+    check_group(&fx, 1);
+    settle_messages(&fx, 1, 15, 20);
+    request_snapshot(1, 20);
+    check_group(&fx, 1);
+    check_state(&fx, 1, 20, 100);
+    settle(&fx);
+    ck_assert_uint_eq(files_in("seg", "seg-"), 1);
+    crash_and_check(&fx, NULL);
+    check_state(&fx, 1, 20, 100);
+    roll_file(&fx);
+    check_group(&fx, 1);
+}
+END_TEST
+
+START_TEST(requests_of_one_turn_share_one_file)
+{
+    append_many(&fx, 1, 1, 100, 5);
+    append_many(&fx, 2, 1, 100, 5);
+    fx.models[1].committed = 5;
+    fx.models[2].committed = 4;
+    glog_snapshot_request(log_of(&fx, 1));
+    glog_snapshot_request(log_of(&fx, 2));
+    settle(&fx);
+    ck_assert_uint_eq(fx.models[1].published, 5);
+    ck_assert_uint_eq(fx.models[2].published, 4);
+    ck_assert_uint_eq(files_in("seg", "seg-"), 1);
+}
+END_TEST
+
+START_TEST(index_and_live_set_change_as_one_value)
+{
+    append_many(&fx, 1, 1, 100, 30);
+    settle_messages(&fx, 1, 1, 4);
+    request_snapshot(1, 10);
+    settle_messages(&fx, 1, 5, 15);
+    fx.models[1].committed = 20;
+    glog_snapshot_request(log_of(&fx, 1));
+    flush(&fx);
+    // While it is written, sealed and not yet told, the old index goes with the old live set.
+    do {
+        ck_assert_uint_eq(glog_first(log_of(&fx, 1)), 11);
+        ck_assert(has_entry(&fx, 1, 5, &fx.models[1].entries[5]));
+        ck_assert(is_absent(&fx, 1, 4));
+    } while (fx.models[1].published == 10 && step_job(&fx, 0) && fx.models[1].published == 10);
+    ck_assert_uint_eq(glog_first(log_of(&fx, 1)), 21);
+    check_group(&fx, 1);
+}
+END_TEST
+
+START_TEST(a_large_state_and_a_large_live_set_go_through_many_chunks)
+{
+    fx.models[1].state_bytes = (5 << 19) + 123;  // 2.5 MiB: three chunks.
+    append_many(&fx, 1, 1, 10, 40);
+    for (uint64_t i = 1; i <= 40; i += 2) {
+        settle_messages(&fx, 1, i, i);
+    }
+    request_snapshot(1, 40);
+    check_state(&fx, 1, 40, (5 << 19) + 123);
+    ck_assert_uint_eq(log_of(&fx, 1)->snapshot->chunks, 4);
+    crash_and_check(&fx, NULL);
+    check_state(&fx, 1, 40, (5 << 19) + 123);
+}
+END_TEST
+
+START_TEST(a_vote_outlives_the_file_it_was_written_in)
+{
+    write_hard_state(&fx, 1, 7, 11);
+    append(&fx, 2, 1, 10);
+    settle(&fx);
+    roll_file(&fx);
+    roll_file(&fx);
+    ck_assert_uint_ge(fx.retired_count, 2);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.found[1].hard_state.term, 7);
+    ck_assert_uint_eq(fx.found[1].hard_state.vote, 11);
+    write_hard_state(&fx, 1, 8, 0);  // A new term clears the vote.
+    settle(&fx);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.found[1].hard_state.vote, 0);
+}
+END_TEST
+
+START_TEST(a_truncation_outlives_the_file_it_was_written_in)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 100, 30);
+    roll_file(&fx);  // 1..30 are in a segment now.
+    truncate_from(&fx, 1, 21);
+    append_many(&fx, 1, 2, 100, 3);
+    truncate_from(&fx, 1, 22);
+    settle(&fx);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+    roll_file(&fx);
+    roll_file(&fx);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.models[1].last, 21);
+    append_many(&fx, 1, 3, 100, 12);
+    roll_file(&fx);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+START_TEST(a_truncation_while_a_segment_is_written_wins)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 100, 30);
+    fx.models[GROUPS_MAX].committed = 0;
+    while (fx.closed_count == 0) {
+        append(&fx, GROUPS_MAX, 1, 4000);
+        flush(&fx);
+        (void)pump_wal(&fx);
+        tell_done(&fx);
+    }
+    tell_closed(&fx);
+    flush(&fx);
+    ck_assert(step_job(&fx, 0));  // Written and sealed, not told.
+    truncate_from(&fx, 1, 11);
+    append(&fx, 1, 2, 77);
+    settle(&fx);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.models[1].last, 11);
+}
+END_TEST
+
+START_TEST(a_configuration_in_a_retired_file_is_recovered)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 100, 3);
+    struct config c = toy_config(9);
+    struct buf b;
+    buf_init(&b);
+    config_encode(&c, &b);
+    struct glog_part part = {b.ptr, b.len};
+    ck_assert_int_eq(glog_append(log_of(&fx, 1), 4, 1, RECORD_CONFIG, 0, &part, 1, false), RC_OK);
+    buf_deinit(&b);
+    struct glog_part more = {"x", 1};
+    ck_assert_int_eq(glog_append(log_of(&fx, 1), 5, 1, RECORD_ENTRY, 0, &more, 1, false), RC_OK);
+    settle(&fx);
+    roll_file(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert_uint_eq(fx.found[1].config.index, 4);
+    ck_assert_uint_eq(fx.found[1].config.members[0].replica_id, 91);
+    ck_assert_uint_eq(fx.found[1].last, 5);
+    ck_assert(!fx.found[1].is_amnesiac);
+}
+END_TEST
+
+START_TEST(a_deleted_group_stays_deleted_and_its_segments_go)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 1000, 30);
+    roll_file(&fx);
+    uint32_t before = files_in("seg", "seg-");
+    glog_delete(log_of(&fx, 1));
+    fx.logs[1] = NULL;
+    settle(&fx);
+    roll_file(&fx);
+    ck_assert_uint_le(files_in("seg", "seg-"), before);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert_uint_eq(fx.found[1].group, 0);
+    // The same group under a new replica id, later: nothing of the old life shows.
+    fx.models[1].last = 0;
+    fx.models[1].ops_count = 0;
+    append_many(&fx, 1, 9, 10, 2);
+    roll_file(&fx);
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.found[1].last, 2);
+}
+END_TEST
+
+START_TEST(a_snapshot_is_kept_while_it_is_being_sent)
+{
+    append_many(&fx, 1, 1, 500, 20);
+    settle_messages(&fx, 1, 1, 18);
+    request_snapshot(1, 20);
+    bool is_done = false;
+    struct glog_snapshot_read r = {.index = 20, .bytes_max = 100, .done = on_snapshot_read, .owner = &is_done};
+    glog_snapshot_read_start(log_of(&fx, 1), &r);
+    while (!is_done && step_job(&fx, 0)) {
+    }
+    buf_deinit(&r.bytes);
+    append_many(&fx, 1, 1, 500, 20);
+    fx.models[1].committed = 40;
+    settle_messages(&fx, 1, 1, 40);
+    roll_file(&fx);
+    ck_assert_uint_eq(fx.models[1].published, 20);
+    check_group(&fx, 1);
+    for (int i = 0; i < 10; i++) {  // A receiver that went away does not hold it for ever.
+        append(&fx, 1, 1, 500);
+        fx.models[1].committed = fx.models[1].last;
+        settle_messages(&fx, 1, 1, fx.models[1].last);
+        roll_file(&fx);
+    }
+    ck_assert_uint_gt(fx.models[1].published, 40);
+}
+END_TEST
+
+START_TEST(a_snapshot_with_its_live_entries_reaches_another_node)
+{
+    append_many(&fx, 1, 1, 300, 40);
+    settle_messages(&fx, 1, 3, 9);
+    settle_messages(&fx, 1, 30, 39);
+    fx.models[1].state_bytes = (3 << 19) + 5;
+    request_snapshot(1, 40);
+    roll_file(&fx);
+    for (size_t bytes_max = 1; bytes_max < 1 << 22; bytes_max *= 50) {
+        struct fixture *to = mem_zalloc(sizeof(*to));
+        fixture_init(to, 1, 256 << 10, FILE_BYTES);
+        ck_assert_int_eq(transfer(to, bytes_max), RC_OK);
+        model_install(to, 1);
+        check_group(to, 1);
+        check_state(to, 1, 40, (3 << 19) + 5);
+        append(to, 1, 5, 10);
+        settle(to);
+        check_group(to, 1);
+        crash_and_check(to, NULL);
+        check_state(to, 1, 40, (3 << 19) + 5);
+        ck_assert_int_eq(transfer(to, bytes_max), RC_STALE);  // Told, so that the sender stops.
+        fixture_deinit(to);
+        free(to);
+        toy_fixture = &fx;
+    }
+}
+END_TEST
+
+START_TEST(an_installed_snapshot_replaces_a_conflicting_log)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    for (int is_retired = 0; is_retired < 2; is_retired++) {
+        for (uint32_t n = 10; n <= 60; n += 50) {
+            struct fixture *to = mem_zalloc(sizeof(*to));
+            fixture_init(to, 1, 256 << 10, FILE_BYTES);
+            append_many(to, 1, 2, 77, n);  // Same indexes, another term and other bodies.
+            write_hard_state(to, 1, 3, 0);
+            if (is_retired) {
+                to->models[1].snapshots_refused = true;
+                roll_file(to);
+            }
+            ck_assert_int_eq(transfer(to, 1000), RC_OK);
+            model_install(to, 1);
+            check_group(to, 1);
+            append_many(to, 1, 4, 10, 3);
+            check_group(to, 1);
+            crash_and_check(to, NULL);
+            roll_file(to);
+            roll_file(to);
+            check_group(to, 1);
+            crash_and_check(to, NULL);
+            fixture_deinit(to);
+            free(to);
+            toy_fixture = &fx;
+        }
+    }
+}
+END_TEST
+
+START_TEST(a_crash_right_after_an_install_shows_old_or_new_and_nothing_between)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    append_many(to, 1, 2, 77, 60);
+    ck_assert_int_eq(transfer(to, 1000), RC_OK);
+    // Sealed and published, but the mark in the WAL is not written: the snapshot counts, the conflicting tail does not.
+    fixture_close(to);
+    sim_disk_kill(to->disk);
+    fixture_open(to);
+    ck_assert_uint_eq(to->found[1].snapshot_index, 40);
+    ck_assert_uint_eq(to->found[1].last, 40);
+    ck_assert(!to->found[1].is_amnesiac);
+    model_install(to, 1);
+    check_group(to, 1);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
+START_TEST(a_damaged_piece_is_refused_and_leaves_the_log_as_it_was)
+{
+    append_many(&fx, 1, 1, 300, 10);
+    request_snapshot(1, 10);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    append_many(to, 1, 1, 50, 3);
+    struct glog_snapshot_info info;
+    ck_assert_int_eq(glog_snapshot_info(log_of(&fx, 1), &info), RC_OK);
+    for (int i = 0; i < 3; i++) {
+        bool is_done = false;
+        struct glog_snapshot_write w = {.info = info, .is_last = i != 2, .done = on_snapshot_write, .owner = &is_done};
+        buf_init(&w.bytes);
+        if (i == 0) {
+            buf_bytes(&w.bytes, "garbage", 7);
+        } else if (i == 1) {  // Entries, but no state.
+            record_put(&w.bytes, 1, 4, 1, RECORD_ENTRY, 0, 0, span_str("x"));
+        } else {
+            record_put(&w.bytes, 2, 4, 1, RECORD_ENTRY, 0, 0, span_str("x"));  // Another group's.
+        }
+        glog_snapshot_write_start(log_of(to, 1), &w);
+        while (step_job(to, 0)) {
+        }
+        ck_assert(is_done);
+        ck_assert_int_eq(w.rc, RC_MALFORMED);
+        check_group(to, 1);
+    }
+    settle(to);
+    ck_assert(!sim_disk_exists(to->disk, "seg/seg-0000000000000001.tmp"));
+    crash_and_check(to, NULL);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
+START_TEST(damage_in_a_segment_makes_amnesiac_those_who_need_it_and_no_one_else)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 100, 30);
+    append_many(&fx, 2, 1, 100, 1);
+    fx.models[2].committed = 1;
+    roll_file(&fx);
+    append(&fx, 2, 1, 10);
+    settle(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    ck_assert(sim_disk_exists(fx.disk, "seg/seg-0000000000000001"));
+    sim_disk_cut(fx.disk, "seg/seg-0000000000000001", 5000, false);
+    fixture_open(&fx);
+    ck_assert(fx.found[1].is_amnesiac);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert(fx.found[1].is_amnesiac);  // It does not heal by starting again.
+}
+END_TEST
+
+START_TEST(a_damaged_checkpoint_makes_every_group_amnesiac)
+{
+    write_hard_state(&fx, 1, 7, 11);
+    append_many(&fx, 1, 1, 100, 3);
+    roll_file(&fx);
+    append(&fx, 1, 1, 10);
+    settle(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    char path[64];
+    snprintf(path, sizeof(path), "seg/groups-%016llx", (unsigned long long)fx.retired[fx.retired_count - 1]);
+    ck_assert(sim_disk_exists(fx.disk, path));
+    sim_disk_flip_bit(fx.disk, path, 100, 3);
+    fixture_open(&fx);
+    ck_assert(fx.report.is_corrupt);
+    ck_assert(!fx.report.corrupt_groups_known);
+    ck_assert(fx.found[1].group == 0 || fx.found[1].is_amnesiac);
+}
+END_TEST
+
+START_TEST(a_full_disk_delays_retirement_and_loses_nothing)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 1000, 30);
+    sim_disk_set_budget(fx.disk, 1);
+    while (fx.closed_count == 0 && !is_dead(&fx)) {
+        sim_disk_set_budget(fx.disk, UINT64_MAX);
+        append(&fx, GROUPS_MAX, 1, 4000);
+        flush(&fx);
+        (void)pump_wal(&fx);
+        tell_done(&fx);
+    }
+    tell_closed(&fx);
+    sim_disk_set_budget(fx.disk, 1);
+    flush(&fx);
+    while (step_job(&fx, 0)) {
+    }
+    ck_assert_uint_eq(fx.retired_count, 0);
+    ck_assert(!is_dead(&fx));
+    sim_disk_set_budget(fx.disk, UINT64_MAX);
+    roll_file(&fx);
+    settle(&fx);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+START_TEST(a_read_under_way_holds_the_wal_file_it_refers_to)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 1000, 20);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);  // Recovered: not in memory.
+    uint64_t index = 3;
+    bool is_done = false;
+    struct glog_read r = {.indexes = &index, .indexes_count = 1, .bytes_max = 1, .done = on_read_done, .owner = &is_done};
+    while (fx.closed_count == 0) {
+        append(&fx, GROUPS_MAX, 1, 4000);
+        flush(&fx);
+        (void)pump_wal(&fx);
+        tell_done(&fx);
+    }
+    tell_closed(&fx);
+    flush(&fx);
+    ck_assert(step_job(&fx, 0));  // The segment is written; the read comes before it is published.
+    glog_read_start(log_of(&fx, 1), &r);
+    struct job *read_job = &r.job;
+    ck_assert(step_job(&fx, 0));  // Published.
+    ck_assert_ptr_eq(list_entry(fx.execs[0].waiting.next, struct job, link), read_job);
+    for (int i = 0; i < 5; i++) {
+        flush(&fx);
+        (void)pump_wal(&fx);
+        tell_done(&fx);
+    }
+    ck_assert_uint_eq(fx.retired_count, 0);  // As long as the read has not run.
+    settle(&fx);
+    ck_assert(is_done);
+    ck_assert_int_eq(r.rc, RC_OK);
+    ck_assert_uint_gt(fx.retired_count, 0);
+    buf_deinit(&r.bytes);
+}
+END_TEST
+
+START_TEST(every_worker_must_be_through_with_a_file_before_it_goes)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 3, 256 << 10, FILE_BYTES);
+    for (uint64_t g = 1; g <= 5; g++) {
+        append_many(&fx, g, 1, 300, 10);
+        fx.models[g].snapshots_refused = g != 2;
+        fx.models[g].committed = 8;
+        write_hard_state(&fx, g, 4 + g, g);
+    }
+    roll_file(&fx);
+    check_all(&fx);
+    roll_file(&fx);
+    ck_assert_uint_eq(fx.retired_count, fx.retired[fx.retired_count - 1]);  // Each once, in order.
+    crash_and_check(&fx, NULL);
+    // Another number of workers: segments belong to none in particular.
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fx.workers_count = 2;
+    fixture_open(&fx);
+    check_recovered(&fx, (uint64_t[WORKERS_MAX]){0});
+    roll_file(&fx);
+    check_all(&fx);
+}
+END_TEST
+
+// A fixed story with truncation, retirement, snapshots and votes, cut at disk operation `at`. Returns false if it ended first.
+static bool story(uint64_t at, uint64_t seed, bool is_power_cut)
+{
+    static struct fixture f;
+    fixture_init(&f, 2, 256 << 10, FILE_BYTES / 2);
+    f.models[1].snapshots_refused = true;
+    sim_disk_crash_after(f.disk, at);
+    for (int round = 0; round < 3 && !is_dead(&f); round++) {
+        for (uint64_t g = 1; g <= 4 && !is_dead(&f); g++) {
+            struct model *m = &f.models[g];
+            for (int i = 0; i < 6; i++) {
+                append(&f, g, (uint64_t)round + 1, 700);
+            }
+            settle(&f);
+            m->committed = m->last > 2 ? m->last - 2 : 0;
+            settle_messages(&f, g, 1, m->committed / 2);
+            if (g == 3 && m->last > m->committed) {
+                truncate_from(&f, g, m->last);
+                append(&f, g, (uint64_t)round + 2, 50);
+            }
+            write_hard_state(&f, g, (uint64_t)round + 2, g);
+        }
+        if (!is_dead(&f)) {
+            glog_snapshot_request(log_of(&f, 2));
+            roll_file(&f);
+        }
+    }
+    bool was_cut = is_dead(&f);
+    struct rng rng;
+    rng_seed(&rng, seed);
+    crash_and_check(&f, is_power_cut ? &rng : NULL);
+    // And it goes on: everything can be retired again.
+    roll_file(&f);
+    check_all(&f);
+    crash_and_check(&f, is_power_cut ? &rng : NULL);
+    fixture_deinit(&f);
+    return was_cut;
+}
+
+START_TEST(a_crash_at_any_disk_operation_loses_nothing)
+{
+    uint64_t at = 1;
+    while (story(at, at, true)) {
+        at++;
+    }
+    ck_assert_uint_gt(at, 50);  // It was a story.
+}
+END_TEST
+
+START_TEST(a_killed_process_at_any_disk_operation_loses_nothing)
+{
+    for (uint64_t at = 1; story(at, at, false); at++) {
+    }
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("store, retirement");
+    TCase *t = tcase_create("store");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 120);
+    tcase_add_test(t, a_full_file_is_retired_and_what_is_live_is_read_from_the_segment);
+    tcase_add_test(t, a_snapshot_leaves_exactly_the_live_entries);
+    tcase_add_test(t, a_queue_that_keeps_up_leaves_almost_nothing);
+    tcase_add_test(t, two_snapshots_in_a_row_leave_the_second);
+    tcase_add_test(t, requests_of_one_turn_share_one_file);
+    tcase_add_test(t, index_and_live_set_change_as_one_value);
+    tcase_add_test(t, a_large_state_and_a_large_live_set_go_through_many_chunks);
+    tcase_add_test(t, a_vote_outlives_the_file_it_was_written_in);
+    tcase_add_test(t, a_truncation_outlives_the_file_it_was_written_in);
+    tcase_add_test(t, a_truncation_while_a_segment_is_written_wins);
+    tcase_add_test(t, a_configuration_in_a_retired_file_is_recovered);
+    tcase_add_test(t, a_deleted_group_stays_deleted_and_its_segments_go);
+    tcase_add_test(t, a_snapshot_is_kept_while_it_is_being_sent);
+    tcase_add_test(t, a_snapshot_with_its_live_entries_reaches_another_node);
+    tcase_add_test(t, an_installed_snapshot_replaces_a_conflicting_log);
+    tcase_add_test(t, a_crash_right_after_an_install_shows_old_or_new_and_nothing_between);
+    tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
+    tcase_add_test(t, damage_in_a_segment_makes_amnesiac_those_who_need_it_and_no_one_else);
+    tcase_add_test(t, a_damaged_checkpoint_makes_every_group_amnesiac);
+    tcase_add_test(t, a_full_disk_delays_retirement_and_loses_nothing);
+    tcase_add_test(t, a_read_under_way_holds_the_wal_file_it_refers_to);
+    tcase_add_test(t, every_worker_must_be_through_with_a_file_before_it_goes);
+    tcase_add_test(t, a_crash_at_any_disk_operation_loses_nothing);
+    tcase_add_test(t, a_killed_process_at_any_disk_operation_loses_nothing);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_NORMAL);
+    int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? 0 : 1;
+}
