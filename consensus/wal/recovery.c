@@ -10,7 +10,7 @@
 //     | are corrupt, the rest goes on                       | acknowledged: cut there, even what is     |
 //     | else: every group may be, replay ends               | intact behind it                          |
 //
-// Order of work: headers of all files -> the chain of files that count -> each file read whole, scanned, replayed. The last
+// Order of work: headers of all files -> the chain of files that count -> each file read once, scanned, replayed. The last
 // one is cut first; its batches that nothing vouches for may never have been synced (they can come from the page
 // cache of a process that died), so they are written again into a new file and synced before they are replayed. The
 // new file is made in any case and is one synced batch: from then on something vouches for all that came before.
@@ -21,6 +21,8 @@
 #include "node/base/log.h"
 #include <inttypes.h>
 #include <stdlib.h>
+
+enum { WINDOW_BYTES = 1 << 20 };  // One read; more where a batch is larger.
 
 struct scan_batch {
     uint64_t offset;          // Of the batch in its file.
@@ -59,8 +61,13 @@ struct recovery {
     uint32_t free_count, free_cap;
     enum rc list_rc;
 
-    uint8_t *bytes;           // The file being read.
-    uint64_t bytes_len, bytes_cap;
+    // The file being read, seen through a window: the tail of a file is mostly unused, and touching that much memory
+    // costs more than reading it.
+    struct disk_file *file;
+    uint64_t file_bytes;
+    uint8_t *bytes;           // [bytes_from, bytes_from + bytes_len) of the file.
+    uint64_t bytes_from, bytes_len, bytes_cap;
+    enum rc read_rc;          // First failed read.
     struct scan_batch *batches;  // Of that file.
     uint32_t batches_count, batches_cap;
 
@@ -173,37 +180,76 @@ static enum rc file_load(struct recovery *r, const struct scan_file *f)
     struct disk *d = r->config->disk;
     char path[WAL_PATH_MAX];
     wal_file_path(r->w->dir, f->seq, path, sizeof(path));
-    struct disk_file *file = NULL;
-    TRY(d->open(d, path, DISK_READ, &file));
-    if (r->bytes_cap < f->bytes) {
-        free(r->bytes);
-        r->bytes = mem_alloc(f->bytes);
-        r->bytes_cap = f->bytes;
+    if (r->file != NULL) {
+        d->close(r->file);
+        r->file = NULL;
     }
+    r->file_bytes = f->bytes;
+    r->bytes_from = 0;
     r->bytes_len = 0;
-    enum rc rc = RC_OK;
-    while (rc == RC_OK && r->bytes_len < f->bytes) {
-        size_t got = 0;
-        size_t want = f->bytes - r->bytes_len < 8u << 20 ? f->bytes - r->bytes_len : 8u << 20;
-        rc = d->read(file, r->bytes_len, r->bytes + r->bytes_len, want, &got);
-        if (got == 0) {
-            break;
-        }
-        r->bytes_len += got;
+    return d->open(d, path, DISK_READ, &r->file);
+}
+
+// Bytes [pos, pos + need) of the file, or NULL if it ends before or cannot be read. Valid until the next call.
+static const uint8_t *window(struct recovery *r, uint64_t pos, uint64_t need)
+{
+    if (pos >= r->bytes_from && pos + need <= r->bytes_from + r->bytes_len) {
+        return r->bytes + (pos - r->bytes_from);
     }
-    d->close(file);
-    return rc;
+    if (pos > r->file_bytes || need > r->file_bytes - pos || r->read_rc != RC_OK) {
+        return NULL;
+    }
+    uint64_t want = need > WINDOW_BYTES ? need : WINDOW_BYTES;
+    want = want < r->file_bytes - pos ? want : r->file_bytes - pos;
+    if (r->bytes_cap < want) {
+        free(r->bytes);
+        r->bytes = mem_alloc(want);
+        r->bytes_cap = want;
+    }
+    size_t got = 0;
+    r->read_rc = r->config->disk->read(r->file, pos, r->bytes, want, &got);
+    r->bytes_from = pos;
+    r->bytes_len = r->read_rc == RC_OK ? got : 0;
+    return need <= r->bytes_len ? r->bytes : NULL;
 }
 
 // ---- scanning --------------------------------------------------------------------------------------------------
 
-static enum wal_batch_state batch_at(const struct recovery *r, const struct scan_file *f, uint64_t pos, bool is_deep,
+static enum wal_batch_state batch_at(struct recovery *r, const struct scan_file *f, uint64_t pos,
                                      struct wal_batch_disk *head)
 {
-    if (pos >= r->bytes_len) {
+    const uint8_t *ptr = window(r, pos, WAL_BATCH_HEADER_BYTES);
+    if (ptr == NULL) {
         return WAL_BATCH_BROKEN;
     }
-    return wal_batch_check(f->header.salt, span_of(r->bytes + pos, r->bytes_len - pos), is_deep, head);
+    memcpy(head, ptr, sizeof(*head));
+    if (head->magic != WAL_BATCH_MAGIC || head->total_len < WAL_BATCH_HEADER_BYTES) {
+        return WAL_BATCH_BROKEN;
+    }
+    ptr = window(r, pos, head->total_len);
+    return ptr == NULL ? WAL_BATCH_BROKEN : wal_batch_check(f->header.salt, span_of(ptr, head->total_len), true, head);
+}
+
+static bool is_zero(const uint8_t *ptr, uint64_t len)
+{
+    return len == 0 || (ptr[0] == 0 && memcmp(ptr, ptr + 1, len - 1) == 0);
+}
+
+// Where the batch at `pos` may end at the latest: it holds at most 4 MiB or one record, whose length stands in both
+// headers (damage of one leaves the other).
+static uint64_t batch_end_max(struct recovery *r, uint64_t pos)
+{
+    uint64_t bytes = LIMIT_WAL_BATCH_BYTES;
+    const uint8_t *ptr = window(r, pos, WAL_BATCH_HEADER_BYTES + RECORD_HEADER_BYTES);
+    if (ptr != NULL) {
+        struct wal_batch_disk head;
+        struct record_disk record;
+        memcpy(&head, ptr, sizeof(head));
+        memcpy(&record, ptr + sizeof(head), sizeof(record));
+        bytes = max_u64(bytes, head.total_len);
+        bytes = max_u64(bytes, record_size(record.len));
+    }
+    return pos + bytes + WAL_BATCH_HEADER_BYTES + WAL_ALIGN_MAX;
 }
 
 // Highest synced-through of the intact batches behind `pos` whose numbers are above `bad`.
@@ -212,10 +258,18 @@ static uint64_t proof_behind(struct recovery *r, const struct scan_file *f, uint
     uint64_t proof = 0;
     struct wal_batch_disk head;
     uint64_t align = f->header.align;
-    for (uint64_t at = pos + align; at + WAL_BATCH_HEADER_BYTES <= r->bytes_len;) {
-        memcpy(&head, r->bytes + at, sizeof(head));
-        bool is_worth = head.magic == WAL_BATCH_MAGIC && head.batch > bad &&
-                        batch_at(r, f, at, true, &head) == WAL_BATCH_INTACT;
+    const uint8_t *ptr;
+    uint64_t end_max = batch_end_max(r, pos);
+    uint64_t from = UINT64_MAX;  // Of the window last looked at.
+    for (uint64_t at = pos + align; (ptr = window(r, at, WAL_BATCH_HEADER_BYTES)) != NULL;) {
+        if (r->bytes_from != from) {
+            from = r->bytes_from;
+            if (from > end_max && is_zero(r->bytes, r->bytes_len)) {
+                break;  // Never written: a file used for the first time. Reading all of it would cost a start its speed.
+            }
+        }
+        memcpy(&head, ptr, sizeof(head));
+        bool is_worth = head.magic == WAL_BATCH_MAGIC && head.batch > bad && batch_at(r, f, at, &head) == WAL_BATCH_INTACT;
         if (!is_worth) {
             at += align;
             continue;
@@ -230,54 +284,25 @@ static uint64_t proof_behind(struct recovery *r, const struct scan_file *f, uint
 static void dropped_count(struct recovery *r, const struct scan_file *f, uint64_t pos, uint64_t batch)
 {
     struct wal_batch_disk head = {0};
-    for (; pos + WAL_BATCH_HEADER_BYTES <= r->bytes_len; pos += wal_round_up(head.total_len, f->header.align)) {
-        memcpy(&head, r->bytes + pos, sizeof(head));
+    const uint8_t *ptr;
+    for (; (ptr = window(r, pos, sizeof(head))) != NULL; pos += wal_round_up(head.total_len, f->header.align)) {
+        memcpy(&head, ptr, sizeof(head));
         if (head.magic != WAL_BATCH_MAGIC || head.batch != batch++ || head.total_len < WAL_BATCH_HEADER_BYTES) {
             return;
         }
-        uint64_t left = r->bytes_len - pos;
+        uint64_t left = r->file_bytes - pos;
         r->report->dropped_tail_bytes += head.total_len < left ? head.total_len : left;
     }
 }
 
-// Fills r->batches with what counts in the loaded file, up to batch `limit`.
-static enum scan_end file_scan(struct recovery *r, const struct scan_file *f, uint64_t limit)
-{
-    uint64_t pos = WAL_HEADER_BYTES;
-    r->batches_count = 0;
-    for (uint64_t batch = f->header.first_batch; batch <= limit; batch++) {
-        struct wal_batch_disk head;
-        enum wal_batch_state state = batch_at(r, f, pos, true, &head);
-        if (state != WAL_BATCH_BROKEN && head.batch != batch) {
-            state = WAL_BATCH_BROKEN;
-        }
-        if (state != WAL_BATCH_INTACT) {
-            r->proof = max_u64(r->proof, proof_behind(r, f, pos, batch));
-            if (r->proof < batch) {
-                dropped_count(r, f, pos, batch);
-                return SCAN_CUT;
-            }
-            r->report->is_corrupt = true;
-            if (state == WAL_BATCH_BROKEN) {
-                return SCAN_CORRUPT;
-            }
-        }
-        r->proof = max_u64(r->proof, head.synced_through);
-        r->batch_seen = max_u64(r->batch_seen, batch);
-        GROW(r->batches, r->batches_count, r->batches_cap);
-        r->batches[r->batches_count++] =
-            (struct scan_batch){.offset = pos, .head = head, .has_bad_body = state == WAL_BATCH_BODY};
-        pos = wal_round_up(pos + head.total_len, f->header.align);
-    }
-    return SCAN_END;
-}
-
-// ---- replay ----------------------------------------------------------------------------------------------------
-
 // Replays the records of one batch; `to_seq`/`to_offset` say where its first record lies from now on.
 static enum rc batch_replay(struct recovery *r, const struct scan_batch *b, uint64_t to_seq, uint64_t to_offset)
 {
-    const uint8_t *ptr = r->bytes + b->offset + WAL_BATCH_HEADER_BYTES;
+    const uint8_t *ptr = window(r, b->offset, b->head.total_len);
+    if (ptr == NULL) {
+        return r->read_rc != RC_OK ? r->read_rc : RC_IO;  // It was there a moment ago.
+    }
+    ptr += WAL_BATCH_HEADER_BYTES;
     uint64_t left = b->head.total_len - WAL_BATCH_HEADER_BYTES;
     r->report->batches++;
     while (left > 0) {
@@ -305,6 +330,48 @@ static enum rc batch_replay(struct recovery *r, const struct scan_batch *b, uint
     return RC_OK;
 }
 
+// Fills r->batches with what counts in the loaded file, up to batch `limit`. `is_direct`: replays each as it is met,
+// because it stays where it is.
+static enum rc file_scan(struct recovery *r, const struct scan_file *f, uint64_t limit, bool is_direct, enum scan_end *end)
+{
+    uint64_t pos = WAL_HEADER_BYTES;
+    r->batches_count = 0;
+    *end = SCAN_END;
+    for (uint64_t batch = f->header.first_batch; batch <= limit; batch++) {
+        struct wal_batch_disk head;
+        enum wal_batch_state state = batch_at(r, f, pos, &head);
+        if (state != WAL_BATCH_BROKEN && head.batch != batch) {
+            state = WAL_BATCH_BROKEN;
+        }
+        if (state != WAL_BATCH_INTACT) {
+            r->proof = max_u64(r->proof, proof_behind(r, f, pos, batch));
+            if (r->proof < batch) {
+                dropped_count(r, f, pos, batch);
+                *end = SCAN_CUT;
+                return r->read_rc;
+            }
+            r->report->is_corrupt = true;
+            if (state == WAL_BATCH_BROKEN) {
+                *end = SCAN_CORRUPT;
+                return r->read_rc;
+            }
+            if (batch_at(r, f, pos, &head) != WAL_BATCH_BODY) {  // The look ahead moved the window.
+                return RC_IO;
+            }
+        }
+        r->proof = max_u64(r->proof, head.synced_through);
+        r->batch_seen = max_u64(r->batch_seen, batch);
+        GROW(r->batches, r->batches_count, r->batches_cap);
+        struct scan_batch *b = &r->batches[r->batches_count++];
+        *b = (struct scan_batch){.offset = pos, .head = head, .has_bad_body = state == WAL_BATCH_BODY};
+        if (is_direct) {
+            TRY(batch_replay(r, b, f->seq, pos + WAL_BATCH_HEADER_BYTES));
+        }
+        pos = wal_round_up(pos + head.total_len, f->header.align);
+    }
+    return r->read_rc;
+}
+
 // ---- the new file ----------------------------------------------------------------------------------------------
 
 // From which batch of the last file on the content is copied to the new file: all of it if it is little and sound,
@@ -328,20 +395,9 @@ static uint32_t rewrite_from(const struct recovery *r)
 }
 
 // Begins the new file with a copy of batches[from..], so that it is one synced batch. `last` may be NULL (empty log).
-static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32_t from, struct wal_range *ranges)
+static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32_t from, struct wal_submission *s)
 {
     struct wal *w = r->w;
-    struct wal_submission s = {.ranges = ranges};
-    for (uint32_t i = from; i < r->batches_count; i++) {
-        const struct scan_batch *b = &r->batches[i];
-        if (b->head.total_len > WAL_BATCH_HEADER_BYTES) {
-            ranges[s.ranges_count++] = (struct wal_range){
-                .ptr = r->bytes + b->offset + WAL_BATCH_HEADER_BYTES,
-                .len = b->head.total_len - WAL_BATCH_HEADER_BYTES,
-            };
-            s.bytes += b->head.total_len - WAL_BATCH_HEADER_BYTES;
-        }
-    }
     if (last != NULL && from == 0 && last->is_header_ok) {
         w->prev_seq = last->header.prev_seq;  // It takes the place of the last file.
         w->prev_last = last->header.prev_last;
@@ -354,7 +410,7 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
     w->batch_next = r->batch_seen == 0 ? 1 : r->batch_seen + WAL_BATCH_GAP;
     void (*on_done)(void *, struct wal_submission *) = w->config.on_done;
     w->config.on_done = NULL;
-    wal_submit(w, &s);
+    wal_submit(w, s);
     wal_compose_whole(w);
     enum rc rc = wal_write(w);
     wal_complete(w, rc);
@@ -362,13 +418,40 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
     return rc;
 }
 
+// Copies the records of batches[from..] out of the window: one range a batch. The caller frees ranges and *copy_out.
+static enum rc tail_copy(struct recovery *r, uint32_t from, struct wal_submission *s, uint8_t **copy_out)
+{
+    for (uint32_t i = from; i < r->batches_count; i++) {
+        s->bytes += r->batches[i].head.total_len - WAL_BATCH_HEADER_BYTES;
+    }
+    uint8_t *to = *copy_out = mem_alloc(s->bytes + 1);
+    s->ranges = mem_zalloc((r->batches_count + 1) * sizeof(*s->ranges));
+    for (uint32_t i = from; i < r->batches_count; i++) {
+        const struct scan_batch *b = &r->batches[i];
+        uint32_t len = b->head.total_len - WAL_BATCH_HEADER_BYTES;
+        const uint8_t *ptr = window(r, b->offset, b->head.total_len);
+        if (ptr == NULL) {
+            return r->read_rc != RC_OK ? r->read_rc : RC_IO;
+        }
+        if (len > 0) {
+            memcpy(to, ptr + WAL_BATCH_HEADER_BYTES, len);
+            s->ranges[s->ranges_count++] = (struct wal_range){.ptr = to, .len = len};
+            to += len;
+        }
+    }
+    return RC_OK;
+}
+
 // The last file that counts is loaded and scanned: secure its tail, then replay it.
 static enum rc last_replay(struct recovery *r, struct scan_file *last)
 {
-    struct wal *w = r->w;
     uint32_t from = rewrite_from(r);
-    struct wal_range *ranges = mem_zalloc((r->batches_count + 1) * sizeof(*ranges));
-    enum rc rc = new_file(r, last, from, ranges);
+    struct wal_submission s = {0};
+    uint8_t *copy = NULL;
+    enum rc rc = tail_copy(r, from, &s, &copy);
+    if (rc == RC_OK) {
+        rc = new_file(r, last, from, &s);
+    }
     if (rc == RC_OK && from == 0) {
         last->is_chained = false;
     }
@@ -378,14 +461,15 @@ static enum rc last_replay(struct recovery *r, struct scan_file *last)
         uint64_t offset = b->offset + WAL_BATCH_HEADER_BYTES;
         uint64_t seq = last->seq;
         if (i >= from && b->head.total_len > WAL_BATCH_HEADER_BYTES) {
-            seq = ranges[range].file_seq;
-            offset = ranges[range].file_offset;
-            assert(seq == w->seq);
+            seq = s.ranges[range].file_seq;
+            offset = s.ranges[range].file_offset;
+            assert(seq == r->w->seq);
             range++;
         }
         rc = batch_replay(r, b, seq, offset);
     }
-    free(ranges);
+    free(s.ranges);
+    free(copy);
     return rc;
 }
 
@@ -435,8 +519,11 @@ static enum rc chain_replay(struct recovery *r)
         }
         struct scan_file *next = chain_next(r, i);
         bool is_linked = next != NULL && next->is_header_ok && next->header.prev_seq == f->seq;
+        uint64_t limit = is_linked ? next->header.prev_last : UINT64_MAX;
+        bool is_direct = r->proof >= limit;  // Whatever is bad here is damage: nothing will be cut or moved.
+        enum scan_end end;
         TRY(file_load(r, f));
-        enum scan_end end = file_scan(r, f, is_linked ? next->header.prev_last : UINT64_MAX);
+        TRY(file_scan(r, f, limit, is_direct, &end));
         if (end == SCAN_CUT && next != NULL && !next->is_header_ok) {
             end = SCAN_END;  // Nobody says where this file ends; the next one's header is the damage.
         }
@@ -447,7 +534,9 @@ static enum rc chain_replay(struct recovery *r)
         f->is_empty = end == SCAN_END;
         for (uint32_t k = 0; k < r->batches_count; k++) {
             f->is_empty = f->is_empty && r->batches[k].head.count == 0;
-            TRY(batch_replay(r, &r->batches[k], f->seq, r->batches[k].offset + WAL_BATCH_HEADER_BYTES));
+            if (!is_direct) {
+                TRY(batch_replay(r, &r->batches[k], f->seq, r->batches[k].offset + WAL_BATCH_HEADER_BYTES));
+            }
         }
         if (end == SCAN_CORRUPT) {
             corrupt_all(r, f->seq);
@@ -459,7 +548,8 @@ static enum rc chain_replay(struct recovery *r)
     if (last != NULL) {
         last = &r->files[r->files_count - 1];
     }
-    return new_file(r, last, last == NULL ? 0 : UINT32_MAX, NULL);
+    struct wal_submission nothing = {0};
+    return new_file(r, last, last == NULL ? 0 : UINT32_MAX, &nothing);
 }
 
 static enum rc directory_read(struct recovery *r)
@@ -575,6 +665,9 @@ enum rc wal_open(const struct wal_config *config, uint64_t first_seq, wal_replay
     free(r.free_files);
     free(r.bytes);
     free(r.batches);
+    if (r.file != NULL) {
+        config->disk->close(r.file);
+    }
     if (rc != RC_OK) {
         wal_close(w);
         return rc;
