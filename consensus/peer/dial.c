@@ -94,7 +94,7 @@ static void on_resolved(uv_getaddrinfo_t *request, int status, struct addrinfo *
     uv_freeaddrinfo(list);
     free(r);
     if (!n->is_closing) {
-        net_run(n);
+        net_wake(n);
     }
     net_handle_closed(n);
 }
