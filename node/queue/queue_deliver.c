@@ -127,7 +127,7 @@ static enum rc fetch(struct queue_server_consumer *c, const struct queue_unsettl
         return RC_NOT_FOUND;
     }
     if (c->cold) {
-        bool was_asked = c->cold->indexes[0] == index;
+        bool was_asked = c->cold->at == 0 && c->cold->indexes[0] == index;
         rc = cold_get(c, index, payload);
         if (rc != RC_MORE) {
             return rc;

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+// A cluster without consensus, clock or sockets, for queue sessions: one group whose log is an array, a leader named by
+// the test, and wires on which every frame can be lost (with a reset), doubled or reordered.
+//
+// It defines the functions of host.h that node/queue calls, so tests link node/queue without consensus. Nodes 1..3 are
+// members, node 4 only has clients. Everything is driven by world_round and is the same for the same seed.
+#pragma once
+#include "node/base/list.h"
+#include "node/queue/queue_parts.h"
+#include "proto/record.h"
+#include <check.h>
+#include <stdlib.h>
+
+enum { NODES = 4, MEMBERS = 3, GROUP = 77 };
+enum fault { FAULT_NONE, FAULT_LOSE, FAULT_DOUBLE, FAULT_SWAP, FAULT_LEADER_KEEPS, FAULT_LEADER_LOSES, FAULT_STALE_LEADER, FAULT_LANE_FULL, FAULT_GROUP_FULL, FAULTS };
+
+struct world;
+struct group {
+    struct world *w;
+    struct host *host;
+    const struct fsm_ops *fsm;
+    void *fsm_ctx;
+    bool exists, is_leader;
+    uint64_t term;         // Known.
+    uint32_t leader_node;  // Known.
+    uint64_t applied;
+};
+struct host {
+    struct world *w;
+    uint32_t node;
+    struct net net;
+    struct list watchers;
+    host_frame_fn *frame;
+    void *frame_ctx;
+    struct queue_service *q;
+    struct group group;
+};
+struct world_entry {
+    uint64_t index, term;
+    uint16_t kind;
+    struct span payload;  // Owned.
+};
+struct world_frame {
+    struct list link;
+    struct buf bytes;
+};
+struct world_read {
+    struct glog_read *read;
+    struct group *g;
+};
+struct world {
+    uint64_t now;
+    struct rng rng;
+    struct host hosts[NODES + 1];
+    struct world_entry *log;  // log[i] has index i + 1.
+    uint64_t last, cap, commit;
+    uint32_t leader;
+    uint64_t term, noop;
+    struct list wires[NODES + 1][NODES + 1];
+    bool is_down[NODES + 1];
+    struct world_read reads[64];
+    uint32_t reads_count;
+    uint32_t cold_percent;     // Share of group_entry calls answered RC_COLD.
+    uint32_t full_rounds, lane_full_rounds;
+    // Faults.
+    uint64_t events, fault_at;
+    enum fault fault;
+    uint32_t wild_percent;     // Random faults on every event.
+};
+static struct world *the_world;
+
+// ---- host.h --------------------------------------------------------------------------------------------------------
+
+void host_on_frames(struct host *h, uint16_t first, uint16_t last, host_frame_fn *fn, void *ctx)
+{
+    h->frame = fn;
+    h->frame_ctx = ctx;
+}
+void host_watch(struct host *h, struct host_watcher *watcher)
+{
+    list_add_tail(&h->watchers, &watcher->link);
+}
+bool host_node_is_alive(const struct host *h, uint32_t node)
+{
+    return !h->w->is_down[node];
+}
+uint64_t host_now(const struct host *h)
+{
+    return h->w->now;
+}
+int64_t host_wall_ms(const struct host *h)
+{
+    return (int64_t)(h->w->now / 1000000);
+}
+enum rc host_group_add(struct host *h, const struct group_spec *spec, struct group **out)
+{
+    h->group = (struct group){.w = h->w, .host = h, .fsm = spec->fsm, .fsm_ctx = spec->fsm_ctx, .exists = true};
+    *out = &h->group;
+    return RC_OK;
+}
+void host_group_remove(struct group *g, bool is_deleted)
+{
+    g->exists = false;
+}
+void group_status(const struct group *g, struct consensus_status *out)
+{
+    *out = (struct consensus_status){
+        .role = g->is_leader ? ROLE_LEADER : ROLE_FOLLOWER,
+        .term = g->term,
+        .leader_node = g->leader_node,
+        .commit = g->w->commit,
+        .applied = g->applied,
+        .is_ready = g->is_leader && g->term == g->w->term && g->applied >= g->w->noop,
+    };
+}
+bool group_is_full(const struct group *g)
+{
+    return g->w->full_rounds > 0;
+}
+static void world_append(struct world *w, uint16_t kind, const struct glog_part *parts, uint32_t count)
+{
+    struct buf b = {0};
+    for (uint32_t i = 0; i < count; i++) {
+        buf_bytes(&b, parts[i].ptr, parts[i].len);
+    }
+    if (w->last == w->cap) {
+        w->cap = w->cap ? w->cap * 2 : 256;
+        w->log = mem_realloc(w->log, w->cap * sizeof(*w->log));
+    }
+    w->log[w->last] = (struct world_entry){.index = w->last + 1, .term = w->term, .kind = kind, .payload = buf_span(&b)};
+    w->last++;
+}
+enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t count, bool is_reserved, uint64_t *index, uint64_t *term)
+{
+    struct world *w = g->w;
+    if (!g->is_leader) {
+        return RC_NOT_LEADER;
+    }
+    if (w->full_rounds > 0 && !is_reserved) {
+        return RC_FULL;
+    }
+    if (g->term != w->term) {
+        *index = w->last + 1000;  // A leader of the past: this never commits.
+        *term = g->term;
+        return RC_OK;
+    }
+    world_append(w, RECORD_ENTRY, parts, count);
+    *index = w->last;
+    *term = w->term;
+    return RC_OK;
+}
+enum rc group_entry(struct group *g, uint64_t index, struct entry *out)
+{
+    struct world *w = g->w;
+    ck_assert_uint_le(index, g->applied);
+    if (w->cold_percent > 0 && rng_below(&w->rng, 100) < w->cold_percent) {
+        return RC_COLD;
+    }
+    *out = (struct entry){.group = GROUP, .index = index, .term = w->log[index - 1].term, .kind = RECORD_ENTRY, .payload = w->log[index - 1].payload};
+    return RC_OK;
+}
+void group_entry_read(struct group *g, struct glog_read *r)
+{
+    ck_assert_uint_lt(g->w->reads_count, 64);
+    for (uint32_t i = 1; i < r->indexes_count; i++) {
+        ck_assert_uint_gt(r->indexes[i], r->indexes[i - 1]);
+    }
+    g->w->reads[g->w->reads_count++] = (struct world_read){.read = r, .g = g};
+}
+
+// ---- wires ---------------------------------------------------------------------------------------------------------
+
+static enum rc wire_send(struct net *n, uint32_t node, enum net_lane lane, enum frame_type type, struct span envelope,
+                         const struct iovec *raw, int raw_count, bool raw_crc)
+{
+    struct host *h = container_of(n, struct host, net);
+    ck_assert_int_eq(lane, LANE_SESSION);
+    ck_assert_uint_ne(node, h->node);
+    if (h->w->is_down[node] || h->w->is_down[h->node]) {
+        return RC_NOT_CONNECTED;
+    }
+    if (h->w->lane_full_rounds > 0) {
+        return RC_FULL;
+    }
+    struct world_frame *f = mem_zalloc(sizeof(*f));
+    size_t len = 4;
+    uint32_t crc = 0;
+    for (int i = 0; i < raw_count; i++) {
+        len += raw[i].iov_len;
+        crc = crc32c(crc, raw[i].iov_base, raw[i].iov_len);
+    }
+    frame_encode_head(&f->bytes, type, FRAME_RAW_CRC, envelope, len);
+    for (int i = 0; i < raw_count; i++) {
+        buf_bytes(&f->bytes, raw[i].iov_base, raw[i].iov_len);
+    }
+    buf_u32(&f->bytes, crc);
+    ck_assert_uint_le(f->bytes.len, LIMIT_FRAME_BYTES);
+    list_add_tail(&h->w->wires[h->node][node], &f->link);
+    return RC_OK;
+}
+static size_t wire_queued(struct net *n, uint32_t node, enum net_lane lane)
+{
+    return 0;
+}
+static bool wire_is_connected(struct net *n, uint32_t node, enum net_lane lane)
+{
+    struct host *h = container_of(n, struct host, net);
+    return !h->w->is_down[node];
+}
+static void frame_drop(struct world_frame *f)
+{
+    list_remove(&f->link);
+    buf_deinit(&f->bytes);
+    free(f);
+}
+static void frame_arrive(struct world *w, uint32_t from, uint32_t to, struct world_frame *f)
+{
+    struct frame frame;
+    size_t size;
+    ck_assert_int_eq(frame_decode(buf_span(&f->bytes), &frame, &size), RC_OK);
+    if (w->hosts[to].frame) {
+        w->hosts[to].frame(w->hosts[to].frame_ctx, from, LANE_SESSION, &frame);
+    }
+}
+static void world_reset_wire(struct world *w, uint32_t from, uint32_t to)
+{
+    while (!list_is_empty(&w->wires[from][to])) {
+        frame_drop(list_entry(w->wires[from][to].next, struct world_frame, link));
+    }
+    list_each (l, &w->hosts[from].watchers) {
+        struct host_watcher *watcher = list_entry(l, struct host_watcher, link);
+        watcher->lane_reset(watcher->ctx, to, LANE_SESSION);
+    }
+}
+
+// ---- the log -------------------------------------------------------------------------------------------------------
+
+static void world_apply(struct world *w, uint32_t node)
+{
+    struct group *g = &w->hosts[node].group;
+    while (g->exists && !w->is_down[node] && g->applied < w->commit) {
+        struct entry e[8];
+        uint32_t n = 0;
+        for (; n < 8 && g->applied + n < w->commit; n++) {
+            const struct world_entry *from = &w->log[g->applied + n];
+            e[n] = (struct entry){.group = GROUP, .index = from->index, .term = from->term, .kind = from->kind, .payload = from->payload};
+        }
+        g->applied += n;
+        ck_assert_uint_eq(g->fsm->apply(g->fsm_ctx, e, n), n);
+    }
+}
+static void world_role(struct world *w, uint32_t node, bool is_leader, uint64_t term, uint32_t leader)
+{
+    struct group *g = &w->hosts[node].group;
+    if (!g->exists) {
+        return;
+    }
+    g->is_leader = is_leader;
+    g->term = term;
+    g->leader_node = leader;
+    struct consensus_status status;
+    group_status(g, &status);
+    g->fsm->role(g->fsm_ctx, &status);
+}
+// Another leader: of what was proposed and not committed it has the first `keep` entries.
+static void world_elect(struct world *w, uint32_t node, uint64_t keep, bool old_knows)
+{
+    uint32_t old = w->leader;
+    while (w->last > w->commit + keep) {
+        free((void *)w->log[--w->last].payload.ptr);
+    }
+    w->term++;
+    w->leader = node;
+    world_append(w, RECORD_NOOP, NULL, 0);
+    w->noop = w->last;
+    for (uint32_t n = 1; n <= MEMBERS; n++) {
+        if (n != node && !w->is_down[n] && (n != old || old_knows)) {
+            world_role(w, n, false, w->term, node);
+        }
+    }
+    world_role(w, node, true, w->term, node);
+}
+static void world_old_leaders_learn(struct world *w)
+{
+    for (uint32_t n = 1; n <= MEMBERS; n++) {
+        if (w->hosts[n].group.is_leader && n != w->leader) {
+            world_role(w, n, false, w->term, w->leader);
+        }
+    }
+}
+static uint32_t world_other_leader(struct world *w)
+{
+    uint32_t n = w->leader;
+    do {
+        n = n % MEMBERS + 1;
+    } while (w->is_down[n]);
+    return n;
+}
+
+// ---- faults --------------------------------------------------------------------------------------------------------
+
+static void world_leader_fault(struct world *w, enum fault fault)
+{
+    uint64_t tail = w->last - w->commit;
+    if (fault == FAULT_LEADER_KEEPS) {
+        world_elect(w, world_other_leader(w), tail, true);
+    } else if (fault == FAULT_LEADER_LOSES) {
+        world_elect(w, world_other_leader(w), 0, true);
+    } else if (fault == FAULT_STALE_LEADER) {
+        world_elect(w, world_other_leader(w), tail / 2, false);
+    }
+}
+static enum fault world_event(struct world *w)
+{
+    enum fault fault = FAULT_NONE;
+    w->events++;
+    if (w->events == w->fault_at) {
+        fault = w->fault;
+    } else if (w->wild_percent > 0 && rng_below(&w->rng, 100) < w->wild_percent) {
+        fault = (enum fault)(1 + rng_below(&w->rng, FAULTS - 1));
+    }
+    if (fault == FAULT_LANE_FULL) {
+        w->lane_full_rounds = 5;
+    } else if (fault == FAULT_GROUP_FULL) {
+        w->full_rounds = 10;
+    }
+    return fault;
+}
+static void world_deliver(struct world *w, uint32_t from, uint32_t to)
+{
+    struct list *wire = &w->wires[from][to];
+    for (int n = 0; n < 4 && !list_is_empty(wire); n++) {
+        struct world_frame *f = list_entry(wire->next, struct world_frame, link);
+        enum fault fault = world_event(w);
+        if (fault == FAULT_LOSE) {
+            world_reset_wire(w, from, to);
+            return;
+        }
+        if (fault == FAULT_SWAP && wire->next->next != wire) {
+            list_remove(&f->link);
+            struct world_frame *second = list_entry(wire->next, struct world_frame, link);
+            frame_arrive(w, from, to, second);
+            frame_drop(second);
+            list_add_head(wire, &f->link);
+        }
+        if (fault == FAULT_DOUBLE) {
+            frame_arrive(w, from, to, f);
+        }
+        frame_arrive(w, from, to, f);
+        frame_drop(f);
+        world_leader_fault(w, fault);
+    }
+}
+
+// One turn of every node, then what the turns caused.
+static void world_round(struct world *w)
+{
+    w->now += 1000000;
+    w->full_rounds -= w->full_rounds > 0;
+    w->lane_full_rounds -= w->lane_full_rounds > 0;
+    for (uint32_t n = 1; n <= NODES; n++) {
+        if (w->hosts[n].q && !w->is_down[n]) {
+            (void)queue_service_turn(w->hosts[n].q);
+        }
+    }
+    if (w->last > w->commit && !w->is_down[w->leader]) {
+        enum fault fault = world_event(w);
+        world_leader_fault(w, fault);
+        w->commit = w->last;
+    }
+    world_apply(w, w->leader);
+    for (uint32_t n = 1; n <= MEMBERS; n++) {
+        if (rng_below(&w->rng, 3) > 0) {
+            world_apply(w, n);
+        }
+    }
+    uint32_t reads = w->reads_count;
+    for (uint32_t i = 0; i < reads; i++) {
+        struct glog_read *r = w->reads[i].read;
+        for (uint32_t k = 0; k < r->indexes_count && (k == 0 || r->bytes.len < r->bytes_max); k++) {
+            const struct world_entry *e = &w->log[r->indexes[k] - 1];
+            struct record_disk head = {.len = (uint32_t)e->payload.len, .group = GROUP, .index = e->index, .term = e->term, .kind = RECORD_ENTRY};
+            uint64_t size = record_size(head.len);
+            uint8_t *to = buf_extend(&r->bytes, size);
+            memset(to, 0, size);
+            memcpy(to, &head, sizeof(head));
+            memcpy(to + sizeof(head), e->payload.ptr, e->payload.len);
+            r->read_count++;
+        }
+        r->rc = RC_OK;
+        r->done(r);
+    }
+    memmove(w->reads, w->reads + reads, (w->reads_count - reads) * sizeof(w->reads[0]));
+    w->reads_count -= reads;
+    for (uint32_t a = 1; a <= NODES; a++) {
+        for (uint32_t b = 1; b <= NODES; b++) {
+            world_deliver(w, a, b);
+        }
+    }
+}
+
+// ---- life ----------------------------------------------------------------------------------------------------------
+
+static uint32_t one_worker(void *ctx, uint64_t group)
+{
+    return 0;
+}
+static struct queue_target world_target(void)
+{
+    struct queue_target t = {.group = GROUP, .members_count = MEMBERS};
+    for (uint32_t i = 0; i < MEMBERS; i++) {
+        t.members[i] = (struct member){.replica_id = i + 1, .node_id = i + 1, .is_voter = true};
+    }
+    return t;
+}
+static inline void world_start_node(struct world *w, uint32_t n, uint64_t incarnation)
+{
+    struct host *h = &w->hosts[n];
+    *h = (struct host){.w = w, .node = n};
+    list_init(&h->watchers);
+    h->net = (struct net){.send = wire_send, .queued = wire_queued, .is_connected = wire_is_connected};
+    struct queue_service_config c = {
+        .host = h, .net = &h->net, .node_id = n, .incarnation = incarnation, .workers = 1, .worker_of = one_worker, .consumer_disconnected_timeout_ms = 60000};
+    h->q = queue_service_create(&c);
+}
+static struct world *world_create(uint64_t seed, struct queue_settings settings)
+{
+    struct world *w = mem_zalloc(sizeof(*w));
+    the_world = w;
+    w->now = 1000000000;
+    rng_seed(&w->rng, seed);
+    for (uint32_t a = 0; a <= NODES; a++) {
+        for (uint32_t b = 0; b <= NODES; b++) {
+            list_init(&w->wires[a][b]);
+        }
+    }
+    for (uint32_t n = 1; n <= NODES; n++) {
+        world_start_node(w, n, 1);
+    }
+    for (uint32_t n = 1; n <= MEMBERS; n++) {
+        struct queue_replica_spec spec = {.target = world_target(), .replica_id = n, .settings = settings};
+        ck_assert_int_eq(queue_replica_add(w->hosts[n].q, &spec), RC_OK);
+    }
+    world_elect(w, 1, 0, true);
+    return w;
+}
+static void world_destroy(struct world *w)
+{
+    while (w->reads_count > 0) {
+        world_round(w);
+    }
+    for (uint32_t n = 1; n <= NODES; n++) {
+        if (w->hosts[n].q) {
+            queue_service_destroy(w->hosts[n].q);
+        }
+    }
+    for (uint32_t a = 0; a <= NODES; a++) {
+        for (uint32_t b = 0; b <= NODES; b++) {
+            while (!list_is_empty(&w->wires[a][b])) {
+                frame_drop(list_entry(w->wires[a][b].next, struct world_frame, link));
+            }
+        }
+    }
+    while (w->last > 0) {
+        free((void *)w->log[--w->last].payload.ptr);
+    }
+    free(w->log);
+    free(w);
+}
+static struct queue_replica *world_replica(struct world *w, uint32_t node)
+{
+    return map_get(&w->hosts[node].q->replicas, GROUP);
+}
+static inline void world_verdict(struct world *w, uint32_t about, enum node_verdict verdict, uint64_t incarnation)
+{
+    for (uint32_t n = 1; n <= NODES; n++) {
+        if (n == about || w->is_down[n]) {
+            continue;
+        }
+        list_each (l, &w->hosts[n].watchers) {
+            struct host_watcher *watcher = list_entry(l, struct host_watcher, link);
+            watcher->node_state(watcher->ctx, about, verdict, incarnation);
+        }
+    }
+}
+// The node's process is gone: nothing of it is left, nothing more arrives.
+static inline void world_kill(struct world *w, uint32_t node)
+{
+    for (uint32_t n = 1; n <= NODES; n++) {
+        while (!list_is_empty(&w->wires[node][n])) {
+            frame_drop(list_entry(w->wires[node][n].next, struct world_frame, link));
+        }
+        while (!list_is_empty(&w->wires[n][node])) {
+            frame_drop(list_entry(w->wires[n][node].next, struct world_frame, link));
+        }
+    }
+    w->is_down[node] = true;
+}
