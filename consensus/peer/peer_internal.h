@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the files of the net share: peer_net.c (table of peers, timer, public calls), link.c (one connection), dial.c
-// (addresses and dialling). Not for other folders. Thread: the loop's.
+// (addresses and dialling), listen.c (the port). Not for other folders. Thread: the loop's.
 //
 // A link is one TCP connection. It ends by link_lost (policy: what the peer's detector and the lane's redial make of it),
 // which ends in link_close (mechanics: detaches it, frees it once libuv lets go). After any upcall the link or the peer
@@ -150,6 +150,10 @@ void link_lost(struct link *l);
 void link_poll(struct link *l);
 void link_greet_as_dialler(struct link *l);
 void link_shrink(struct link *l, uint64_t now);
+
+// listen.c
+enum rc listener_open(struct peer_net *n, const char *address);
+void listener_watch(struct peer_net *n);
 
 // dial.c
 void lane_dial(struct lane *l);
