@@ -296,7 +296,7 @@ void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t 
 // host_snapshot.c
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out);
 void host_snapshot_consider(struct group *g);
-void host_snapshot_send(struct group *g, uint32_t node, uint64_t replica);
+bool host_snapshot_send(struct group *g, uint32_t node, uint64_t replica);  // False: not now, tried again later.
 bool host_snapshot_is_sending(const struct group *g, uint32_t node);
 void host_snapshot_on_piece(struct host *h, uint32_t node, const struct frame *f);
 void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f);

@@ -424,8 +424,10 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
             if (host_snapshot_is_sending(g, p->node)) {
                 return;  // Not over yet; its end tells the engine.
             }
-            host_snapshot_send(g, p->node, s.to->replica_id);
-            return;
+            if (!host_snapshot_send(g, p->node, s.to->replica_id)) {
+                return;
+            }
+            continue;  // It may be told who sends, and rounds, meanwhile.
         }
         assert(s.msg.type == MSG_APPEND && s.last >= s.msg.index);
         if (s.last > s.msg.index) {

@@ -307,7 +307,7 @@ static void send_read(struct snap_send *s, uint64_t position)
     glog_snapshot_read_start(s->group->log, &s->read);
 }
 
-void host_snapshot_send(struct group *g, uint32_t node, uint64_t replica)
+bool host_snapshot_send(struct group *g, uint32_t node, uint64_t replica)
 {
     struct host *h = g->host;
     struct net *net = h->config.net;
@@ -315,7 +315,7 @@ void host_snapshot_send(struct group *g, uint32_t node, uint64_t replica)
     if (h->snap_sends_count >= HOST_SNAPSHOT_SENDS || !net->is_connected(net, node, LANE_BULK) ||
         glog_snapshot_info(g->log, &info) != RC_OK) {
         retry_later(g, node, replica);
-        return;
+        return false;
     }
     struct consensus_status st;
     g->ops->status(g->replica, &st);
@@ -337,6 +337,7 @@ void host_snapshot_send(struct group *g, uint32_t node, uint64_t replica)
     log_info("group %llu: sending snapshot %llu to node %u", (unsigned long long)g->id, (unsigned long long)info.index,
              node);
     send_read(s, 0);
+    return true;
 }
 
 void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f)

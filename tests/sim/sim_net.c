@@ -354,7 +354,7 @@ void sim_net_cut(struct sim *s, uint32_t from, uint32_t to, bool is_cut)
     if (is_cut) {
         for (int lane = 0; lane < LANE_COUNT; lane++) {
             l->lanes[lane].epoch++;  // What is on its way is lost.
-            l->lanes[lane].is_broken = l->lanes[lane].is_connected;
+            l->lanes[lane].is_broken = l->lanes[lane].is_broken || l->lanes[lane].is_connected;
         }
     }
     review(s, from, to);

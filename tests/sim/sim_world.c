@@ -835,6 +835,25 @@ void sim_deinit(struct sim *s)
     free(s->heap);
 }
 
+static void show_groups(struct sim *s)
+{
+    for (uint32_t i = 0; i < s->groups_count; i++) {
+        for (uint32_t k = 0; k < s->nodes_count; k++) {
+            if (s->nodes[k].groups[i]) {
+                struct consensus_status st;
+                group_status(s->nodes[k].groups[i], &st);
+                sim_log(s,
+                        "group %llu (committed %llu) node %u: role %d term %llu leader node %u, first %llu last %llu durable "
+                        "%llu commit %llu applied %llu cold %d wal %d",
+                        (unsigned long long)s->groups[i].id, (unsigned long long)s->groups[i].committed, k + 1, st.role,
+                        (unsigned long long)st.term, st.leader_node, (unsigned long long)st.first,
+                        (unsigned long long)st.last, (unsigned long long)st.durable, (unsigned long long)st.commit,
+                        (unsigned long long)st.applied, s->nodes[k].cold.is_busy, s->nodes[k].is_wal_busy);
+            }
+        }
+    }
+}
+
 // All faults end; whoever is down comes back. Everything must come to rest within a minute.
 static void calm_down(struct sim *s)
 {
@@ -855,6 +874,7 @@ static void calm_down(struct sim *s)
         }
         sim_run_until(s, s->now + 50 * SIM_MS);
     }
+    show_groups(s);
     sim_violation(s, "a minute after the last fault not everything has come to rest");
 }
 
