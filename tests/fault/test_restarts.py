@@ -1,0 +1,116 @@
+#!/usr/bin/python3
+"""Restarts: all orders (CR-17), crashes while booting (CR-08), rolling without waiting (CL-17), foreign files (CR-11), a second
+process on one directory (CR-20). ROUNDS=n (5 rounds of crashes and rolls; the cases ask for 200 and 20)."""
+import itertools, os, random, shutil, subprocess, sys, time
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from warren import *
+
+ROUNDS = int(os.environ.get("ROUNDS", "5"))
+NODES = ("n1", "n2", "n3")
+t = Tap()
+random.seed(7)
+written = {"count": 0}
+
+
+def write(c, n=20, node="n1"):
+    c.declare(node, "restart")
+    p = Publisher(c, node, "restart", start=written["count"], limit=written["count"] + n, size=300); p.start()
+    assert until(lambda: len(p.confirmed) == n, 20), f"{len(p.confirmed)} of {n} confirmed"
+    p.stop()
+    written["count"] += n
+
+
+def all_there(c, node="n1"):
+    return until(lambda: [q["messages"] for q in c.json(node, "list_queues", "name", "messages") if q["name"] == "restart"] == [written["count"]], 20)
+
+
+def orders(c):
+    wrong = []
+    for how in ("stop", "kill"):
+        for order in itertools.permutations(NODES):
+            write(c)
+            for n in NODES: c.do(how, n)
+            c.do("start", order[0])
+            time.sleep(0.2)
+            s = until(lambda: c.ctl(order[0], "status", "--formatter", "json", check=False).stdout, 10)
+            if '"waiting_for":""' in s: wrong.append(f"{order[0]} alone says it is up")
+            c.do("start", order[1])
+            start = time.monotonic()
+            c.do("await", order[0]); c.do("await", order[1])
+            if not all_there(c, order[1]): wrong.append(f"{how} {order}: not everything is there with two nodes")
+            c.do("start", order[2]); c.do("await", order[2])
+            c.ctl("n1", "-q", "await_online_nodes", "3")
+    return wrong
+
+
+def boot_crashes(c):
+    write(c)
+    for i in range(ROUNDS):
+        c.do("kill", "n2"); c.do("start", "n2")
+        time.sleep(random.random() * [0.02, 0.3, 1.0][i % 3])
+    c.do("kill", "n2"); c.do("start", "n2"); c.do("await", "n2")
+    c.ctl("n2", "-q", "await_online_nodes", "3")
+    c.do("kill", "n1")  # n2 is needed now.
+    ok = all_there(c, "n2")
+    c.do("start", "n1"); c.do("await", "n1")
+    return [] if ok else [f"not everything is there: {c.json('n2', 'list_queues', 'name', 'messages')} of {written['count']}"]
+
+
+def rolling(c):
+    wrong = []
+    for i in range(ROUNDS):
+        p = Publisher(c, "n1", "restart", start=written["count"], rate=500); p.start()
+        p.ready.wait(5)
+        for n in ("n3", "n2"):
+            c.do("kill", n); c.do("start", n); time.sleep(1)
+        end = time.monotonic()
+        if not p.drain(30): wrong.append(f"round {i}: {len(p.by_tag)} not confirmed 30 s after the last start")
+        if p.error: wrong.append(f"round {i}: {p.error}")
+        written["count"] += len(p.confirmed)
+        p.stop()
+        for n in NODES: c.do("await", n)
+    if not all_there(c): wrong.append(f"{c.json('n1', 'list_queues', 'name', 'messages')}, expected {written['count']}")
+    return wrong
+
+
+def foreign(c):
+    c.do("stop", "n3")
+    d = os.path.join(build, "local-cluster", "n3")
+    for sub in [d] + [os.path.join(d, s) for s in os.listdir(d) if os.path.isdir(os.path.join(d, s))]:
+        for name in (".DS_Store", ".nfs000", "00000.segment.bak", "seg-x", "wal-"):
+            with open(os.path.join(sub, name), "wb") as f: f.write(b"not ours")
+        os.makedirs(os.path.join(sub, "lost+found"), exist_ok=True)
+        if not os.path.exists(os.path.join(sub, "pipe")): os.mkfifo(os.path.join(sub, "pipe"))
+    c.do("start", "n3"); c.do("await", "n3")
+    return [] if all_there(c, "n3") else ["not everything is there"]
+
+
+def second_process(c):
+    p = subprocess.run([os.path.join(build, "warren"), "--config", os.path.join(build, "local-cluster", "n1.conf")], capture_output=True, text=True, timeout=20)
+    wrong = [] if p.returncode == 69 and "in use by another process" in p.stderr else [f"exit {p.returncode}: {p.stderr[-300:]}"]
+    # A copy of the directory under the same name: the first stays, the copy is refused.
+    copy = os.path.join(build, "local-cluster", "copy")
+    shutil.copytree(os.path.join(build, "local-cluster", "n3"), copy, ignore=lambda d, names: [n for n in names if n in ("control.sock", "pipe")])
+    with open(os.path.join(build, "local-cluster", "n3.conf")) as f: conf = f.read()
+    conf = conf.replace("/local-cluster/n3", "/local-cluster/copy").replace("127.0.0.1:25674\nwarren.cluster_secret", "127.0.0.1:25699\nwarren.cluster_secret").replace("127.0.0.1:5674", "127.0.0.1:5699")
+    path = os.path.join(build, "local-cluster", "copy.conf")
+    with open(path, "w") as f: f.write(conf)
+    q = subprocess.Popen([os.path.join(build, "warren"), "--config", path], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    time.sleep(3)
+    s = subprocess.run([os.path.join(build, "warrenctl"), "--socket", os.path.join(copy, "control.sock"), "status", "--formatter", "json"], capture_output=True, text=True)
+    if q.poll() is None and '"waiting_for":""' in s.stdout: wrong.append("a copy of a running node's directory came up")
+    q.kill()
+    out = q.communicate()[0]
+    print("# the copy says: " + (out.splitlines() or [""])[-1][:200])
+    write(c)
+    if not all_there(c): wrong.append("the cluster does not go on")
+    return wrong
+
+
+with Cluster(3) as c:
+    t.run("CR-17: all nodes stopped or killed and started in all six orders: two are enough, one waits and says so", orders, c)
+    t.run("CR-08: crashes while booting lose nothing", boot_crashes, c)
+    t.run("CL-17: rolling restarts without waiting lose nothing", rolling, c)
+    t.run("CR-11: foreign files in the data directories are ignored", foreign, c)
+    t.run("CR-20: a second process on one directory, or on a copy of it, is refused", second_process, c)
+t.end()
