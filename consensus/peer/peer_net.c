@@ -6,9 +6,7 @@
 // again. Anything that must not happen inside net.send and net.flush (upcalls, dials) waits for net_run, which net_wake
 // brings about in the loop's next turn.
 //
-// Several workers: a net belongs to one loop, worker 0's. Other workers send by posting batches of encoded frames to it
-// over their rings and receive frames the same way; lanes of their own (decision 5: lane = shard mod lanes) would be
-// further nets with other lane numbers on the same handshake. With one worker everything is direct.
+// A net belongs to one loop, worker 0's, and so do all calls. Sending from other workers is not built (README.md).
 #include "consensus/peer/peer_internal.h"
 #include "node/base/limits.h"
 #include "node/base/log.h"
