@@ -385,13 +385,13 @@ static void run_seeds(uint32_t nodes, uint32_t voters, uint32_t seeds)
 
 START_TEST(three_replicas_keep_every_promise_under_random_trouble)
 {
-    run_seeds(4, 3, 120);
+    run_seeds(4, 3, 200);
 }
 END_TEST
 
 START_TEST(five_replicas_keep_every_promise_under_random_trouble)
 {
-    run_seeds(6, 5, 60);
+    run_seeds(6, 5, 100);
 }
 END_TEST
 
