@@ -64,7 +64,11 @@ struct wal_report {
 
 // Recovers what is in the directory, replays files with seq >= `first_seq` (older ones are put into the recycle pool or
 // removed), and makes the log ready for writing. Files with unknown names are left alone (CR-11).
-// RC_IO, RC_NO_SPACE. Damage is told in the report, not as an error.
+// on_corrupt_group is called (with replay_ctx) before anything behind the damaged record is replayed: later records of
+// that group leave a hole. Files met here are not announced by on_file_closed: whoever keeps the records retires them
+// (those without records retire by themselves). A new file is begun and synced in any case.
+// RC_IO, RC_NO_SPACE, RC_CONFLICT (another cluster's log), RC_UNSUPPORTED (a later version), what replay returned.
+// Damage is told in the report, not as an error.
 MUST_USE enum rc wal_open(const struct wal_config *config, uint64_t first_seq, wal_replay_fn *replay, void *replay_ctx,
                           void (*on_corrupt_group)(void *ctx, uint64_t group), struct wal_report *report, struct wal **out);
 void wal_close(struct wal *w);
