@@ -271,8 +271,24 @@ static void group_run(struct group *g)
     }
 }
 
+// Peers with room again: the entry that goes in pieces, groups that waited.
+static void peers_run(struct host *h)
+{
+    list_each(i, &h->peers) {
+        struct peer *p = list_entry(i, struct peer, link);
+        if (p->fragment.group) {
+            host_send_fragments(h, p);
+        }
+        if (p->is_woken) {
+            p->is_woken = false;
+            host_send_unblock(h, p);
+        }
+    }
+}
+
 static void ready_run(struct host *h)
 {
+    peers_run(h);
     for (int round = 0; round < TURN_ROUNDS && !list_is_empty(&h->ready); round++) {
         struct list now;
         list_init(&now);
@@ -284,16 +300,7 @@ static void ready_run(struct host *h)
             group_run(g);
             group_unref(g);
         }
-        list_each(i, &h->peers) {
-            struct peer *p = list_entry(i, struct peer, link);
-            if (p->fragment.group) {
-                host_send_fragments(h, p);
-            }
-            if (p->is_woken) {
-                p->is_woken = false;
-                host_send_unblock(h, p);
-            }
-        }
+        peers_run(h);
     }
 }
 

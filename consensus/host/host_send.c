@@ -463,6 +463,7 @@ void host_send_group(struct group *g, bool is_news_due)
             send_peer(g, host_peer(h, st.config->members[i].node_id), i, is_news_due);
         }
     }
+    group_timer_update(g);  // An answer is due now.
 }
 
 // ---- entries from disk ---------------------------------------------------------------------------------------------
@@ -554,6 +555,7 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
     buf_init(&r->bytes);
     g->ops->sent(g->replica, i, s.msg.index + s.msg.count, host_now(h));
     add_append(h, p, &s.msg, bytes);
+    group_timer_update(g);
 }
 
 // ---- fragments -----------------------------------------------------------------------------------------------------
@@ -655,6 +657,7 @@ void host_send_fragments(struct host *h, struct peer *p)
             const uint32_t i = position_of(st.config, f->msg.to);
             if (i != UINT32_MAX) {
                 g->ops->sent(g->replica, i, f->msg.index + 1, host_now(h));
+                group_timer_update(g);
             }
             h->metrics.entries_sent++;
             group_ready(g, GROUP_SEND);
