@@ -238,7 +238,8 @@ struct consensus_ops {
     void (*snapshot_ended)(struct replica *r, uint64_t replica_id, bool is_ok, uint64_t index, uint64_t now_ns,
                            struct consensus_out *out);
 
-    // Leader: next thing for peer number `i` of the config (0..count-1). After sending call sent().
+    // Leader: next thing for peer number `i` of the config (0..count-1). After sending call sent(). For a snapshot: sent() when
+    // the transfer has begun, snapshot_ended() in any case when it is over.
     void (*next_send)(struct replica *r, uint32_t i, struct consensus_send *out);
     void (*sent)(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t now_ns);
 
