@@ -382,10 +382,11 @@ static enum rc generation_open(const char *dir, uint64_t generation, uint64_t ma
     k->kv.ops = &ops;
     k->dir = mem_strndup(dir, strlen(dir));
     k->generation = generation;
-    const enum rc rc = kv_lmdb_guard(open_guarded, &(struct open_args){k, map_bytes});
+    bool is_lost;
+    const enum rc rc = kv_lmdb_guard(open_guarded, &(struct open_args){k, map_bytes}, &is_lost);
     if (rc != RC_OK) {
-        if (k->env && rc != RC_CORRUPT) {
-            mdb_env_close(k->env);  // After damage the library's state is unknown: it is left as it is.
+        if (k->env && !is_lost) {
+            mdb_env_close(k->env);
         }
         free(k->dir);
         free(k);
@@ -438,7 +439,7 @@ static void guard_signal(int sig)
     raise(sig);
 }
 
-enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx)
+enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx, bool *is_lost)
 {
     static const int signals[] = {SIGSEGV, SIGBUS, SIGABRT, SIGFPE};
     enum { COUNT = sizeof(signals) / sizeof(signals[0]) };
@@ -453,8 +454,10 @@ enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx)
         }
         guard_is_set = 1;
         rc = fn(ctx);
+        *is_lost = false;
     } else {
         rc = RC_CORRUPT;
+        *is_lost = true;
     }
     guard_is_set = 0;
     for (int i = 0; i < COUNT; i++) {

@@ -526,9 +526,13 @@ static enum rc open_store(struct meta_fsm *f)
     struct kv *kv;
     TRY(kv_lmdb_open(f->config.dir, f->config.map_bytes, &kv));
     f->generation = generation_create(kv);
-    const enum rc rc = kv_lmdb_guard(open_tree, f);
+    bool is_lost;
+    const enum rc rc = kv_lmdb_guard(open_tree, f, &is_lost);
     if (rc != RC_OK) {
-        // What the library holds in memory may be as bad as the file: it is left alone, a few kilobytes lost.
+        if (!is_lost) {
+            tree_close(&f->tree);
+            kv_close(kv);
+        }
         free(f->generation);
         f->generation = NULL;
         f->tree = (struct tree){0};
