@@ -231,6 +231,8 @@ void sim_check_node(struct sim_node *n)
         if (st.snapshot > x->snapshot) {
             x->snapshot = st.snapshot;
             s->counters.snapshots_taken++;
+            sim_log(s, "node %u: group %llu has snapshot %llu", n->id, (unsigned long long)s->groups[i].id,
+                    (unsigned long long)st.snapshot);
         }
         const uint64_t on_disk = x->last > x->snapshot ? x->last : x->snapshot;
         const uint64_t safe = st.commit < st.durable ? st.commit : st.durable;

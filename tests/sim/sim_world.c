@@ -447,6 +447,23 @@ static void node_groups(struct sim_node *n, struct found *found)
     }
 }
 
+static void show_file(void *ctx, const char *name)
+{
+    struct sim_node *n = ctx;
+    sim_log(n->sim, "node %u:   %s", n->id, name);
+}
+
+static void show_files(struct sim_node *n)
+{
+    static const char *const dirs[] = {"wal", "seg", "."};
+    struct disk *d = sim_disk_base(n->disk);
+    for (size_t i = 0; n->sim->is_verbose && i < sizeof(dirs) / sizeof(dirs[0]); i++) {
+        if (d->list(d, dirs[i], show_file, n) != RC_OK) {
+            sim_log(n->sim, "node %u: no directory %s", n->id, dirs[i]);
+        }
+    }
+}
+
 void sim_node_start(struct sim_node *n)
 {
     struct sim *s = n->sim;
@@ -463,6 +480,7 @@ void sim_node_start(struct sim_node *n)
     struct found *found = mem_zalloc(sizeof(*found));
     found->node = n;
     sim_log(s, "node %u: starts (incarnation %llu)", n->id, (unsigned long long)n->incarnation);
+    show_files(n);
     if (node_open(n, found)) {
         sim_net_bind(n);
         n->cold.node = n;
