@@ -66,6 +66,7 @@ struct world {
     uint64_t events, fault_at;
     enum fault fault;
     uint32_t wild_percent;     // Random faults on every event.
+    struct list *recorded;     // Copies of all that arrives from node 4, if set.
 };
 static struct world *the_world;
 
@@ -218,6 +219,11 @@ static void frame_arrive(struct world *w, uint32_t from, uint32_t to, struct wor
     struct frame frame;
     size_t size;
     ck_assert_int_eq(frame_decode(buf_span(&f->bytes), &frame, &size), RC_OK);
+    if (w->recorded && from == 4) {
+        struct world_frame *copy = mem_zalloc(sizeof(*copy));
+        buf_span_bytes(&copy->bytes, buf_span(&f->bytes));
+        list_add_tail(w->recorded, &copy->link);
+    }
     if (w->hosts[to].frame) {
         w->hosts[to].frame(w->hosts[to].frame_ctx, from, LANE_SESSION, &frame);
     }
@@ -366,7 +372,8 @@ static void world_round(struct world *w)
     if (w->last > w->commit && !w->is_down[w->leader]) {
         enum fault fault = world_event(w);
         world_leader_fault(w, fault);
-        w->commit = w->last;
+        // A majority has some of it, or not yet any.
+        w->commit += rng_below(&w->rng, 3) > 0 ? w->last - w->commit : rng_below(&w->rng, w->last - w->commit + 1);
     }
     world_apply(w, w->leader);
     for (uint32_t n = 1; n <= MEMBERS; n++) {
