@@ -518,7 +518,9 @@ void net_run(struct peer_net *n)
         uv_timer_stop(&n->timer);
         return;
     }
-    uint64_t delay_ms = next > now ? (next - now + 999999) / 1000000 : 0;
+    // Never 0: libuv runs a timer that is due again at once before it looks at sockets, so that what is waited for here
+    // could never arrive.
+    uint64_t delay_ms = next > now ? (next - now + 999999) / 1000000 : 1;
     uv_update_time(n->loop);
     int rc = uv_timer_start(&n->timer, n->timer.timer_cb, delay_ms, 0);
     assert(rc == 0);
