@@ -178,7 +178,7 @@ static bool check_limit(struct connection *c, const char *name, uint32_t asked, 
     if (allowed == 0 || (asked != 0 && asked <= allowed)) {
         return true;
     }
-    connection_fail(c, REPLY_NOT_ALLOWED, AMQP_CONNECTION_TUNE_OK_ID,
+    connection_fail(c, REPLY_NOT_ALLOWED, AMQP_CONNECTION_TUNE_ID,
                     "negotiated %s = %u%s is higher than the maximum allowed value (%u)", name, asked,
                     asked == 0 ? " (no limit)" : "", allowed);
     return false;
@@ -188,7 +188,7 @@ static void tune_ok(struct connection *c, const struct amqp_connection_tune_ok *
 {
     const struct amqp09_config *config = &c->service->config;
     if (m->frame_max != 0 && m->frame_max < FRAME_MAX_LEAST) {
-        connection_fail(c, REPLY_NOT_ALLOWED, AMQP_CONNECTION_TUNE_OK_ID,
+        connection_fail(c, REPLY_NOT_ALLOWED, AMQP_CONNECTION_TUNE_ID,
                         "negotiated frame_max = %u is lower than the minimum allowed value (%u)", m->frame_max, FRAME_MAX_LEAST);
         return;
     }
