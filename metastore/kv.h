@@ -99,7 +99,7 @@ MUST_USE enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv *
 // No generation is the published one any more; durable. For a node that begins a new life.
 MUST_USE enum rc kv_lmdb_forget(const char *dir);
 // Runs fn(ctx), answering RC_CORRUPT if it dies of a damaged LMDB file (bad page references fault, checks in the library
-// abort). For start-up only, before there are threads. *is_lost: it died, and what fn used of the library and the store must not be
+// abort). For opening a store; one call at a time in the process. *is_lost: it died, and what fn used of the library and the store must not be
 // touched again, not even to close it (a few megabytes stay behind, once).
 MUST_USE enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx, bool *is_lost);
 

@@ -18,6 +18,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <lmdb.h>
+#include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdio.h>
@@ -429,10 +430,12 @@ enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out)
 
 static sigjmp_buf guard_jump;
 static volatile sig_atomic_t guard_is_set;
+static pthread_t guard_thread;
 
 static void guard_signal(int sig)
 {
-    if (guard_is_set) {
+    // A fault of another thread is what it always is.
+    if (guard_is_set && pthread_equal(pthread_self(), guard_thread)) {
         siglongjmp(guard_jump, sig);
     }
     signal(sig, SIG_DFL);
@@ -452,6 +455,7 @@ enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx, bool *is_lost)
         for (int i = 0; i < COUNT; i++) {
             sigaction(signals[i], &action, &old[i]);
         }
+        guard_thread = pthread_self();
         guard_is_set = 1;
         rc = fn(ctx);
         *is_lost = false;

@@ -313,6 +313,11 @@ enum rc metastore_open(const struct metastore_config *config, struct metastore *
     return RC_OK;
 }
 
+void metastore_flush(struct metastore *m)
+{
+    meta_fsm_submit(&m->fsm, META_JOB_COMMIT);
+}
+
 void metastore_close(struct metastore *m)
 {
     inline_turn(m);

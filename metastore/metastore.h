@@ -109,8 +109,11 @@ struct metastore_config {
     void *post_ctx;
     const struct clock *clock;
 };
+// Blocks (reads the whole store once). RC_IO, RC_NO_SPACE, RC_BUSY; damage is not an error, see metastore_is_damaged.
 MUST_USE enum rc metastore_open(const struct metastore_config *config, struct metastore **out);
-void metastore_close(struct metastore *m);
+// Worker 0, before the meta thread is stopped: its last job ends the open LMDB transaction on that thread.
+void metastore_flush(struct metastore *m);
+void metastore_close(struct metastore *m);  // After the meta thread has ended and all jobs are back.
 void metastore_subscribe(struct metastore *m, uint32_t worker, const struct meta_subscriber *s);
 // Starts this node's replica of the metadata group on worker 0's host.
 MUST_USE enum rc metastore_start(struct metastore *m, struct host *h, uint64_t replica_id, const struct config *initial,
