@@ -323,6 +323,7 @@ static void raft_snapshot_started(struct replica *r, uint64_t now_ns)
         return;
     }
     r->is_installing = true;
+    r->role = ROLE_FOLLOWER;  // Whoever receives a state does not ask for the lead, nor goes on asking.
     r->deadline = RAFT_NEVER;
 }
 

@@ -135,6 +135,15 @@ void sim_check_crashed(struct sim_node *n)
         shadow_cut(&n->shadows[c.slot], c.from);
     }
     n->pending_cuts.len = 0;
+    // A snapshot installed before the group's first record (its term) was durable: nothing was said yet that rests on it,
+    // and without any record the group may be gone.
+    for (uint32_t i = 0; i < n->sim->groups_count; i++) {
+        struct sim_shadow *x = &n->shadows[i];
+        if (x->hard.term == 0 && x->last <= x->snapshot) {
+            x->snapshot = 0;
+            shadow_reset(x, 0);
+        }
+    }
 }
 
 static uint64_t recovered_term(const struct store_group *g, uint64_t index)

@@ -40,7 +40,7 @@ struct sim_packet {
     uint32_t from, to;
     enum net_lane lane;
     uint64_t epoch;
-    uint64_t to_incarnation;
+    uint64_t from_incarnation, to_incarnation;
     struct buf bytes;
 };
 
@@ -114,7 +114,11 @@ static void arrive(struct sim *s, void *arg, uint64_t n)
             sim_node_wake(from, 0);
         }
     }
-    if (x->epoch == p->epoch && !l->is_cut && to->is_up && to->incarnation == p->to_incarnation) {
+    // Who is told that a process is gone has read, or lost, all it had sent.
+    const struct sim_link *back = link_of(s, p->to, p->from);
+    const bool is_ghost = back->is_known && (p->from_incarnation < back->incarnation_seen ||
+                                             (p->from_incarnation == back->incarnation_seen && back->verdict == NODE_DEAD));
+    if (x->epoch == p->epoch && !l->is_cut && to->is_up && to->incarnation == p->to_incarnation && !is_ghost) {
         struct frame f;
         size_t size;
         const enum rc rc = frame_decode(buf_span(&p->bytes), &f, &size);
@@ -164,6 +168,7 @@ static enum rc net_send(struct net *base, uint32_t node, enum net_lane lane, enu
     p->to = node;
     p->lane = lane;
     p->epoch = x->epoch;
+    p->from_incarnation = from->incarnation;
     p->to_incarnation = l->incarnation_seen;
     if (l->is_cut) {
         packet_free(p);  // Held by the kernel until the link breaks.
