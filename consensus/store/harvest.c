@@ -38,7 +38,7 @@ struct harvest_group {
     uint64_t position;        // Of the snapshot.
     uint64_t bytes;
     uint32_t chunks;
-    uint32_t runs_at;         // In harvest.runs.
+    uint32_t runs_at;         // In the writer's runs.
     uint32_t runs_count;
 };
 
@@ -50,10 +50,21 @@ struct harvest {
     uint64_t segment_seq;
     struct buf groups;     // struct harvest_group.
     struct buf items;      // struct harvest_item.
-    struct buf runs;       // struct run_disk, from the writer.
-    uint64_t segment_bytes;  // 0: nothing had to be written.
-    enum rc rc;
+    // Writing goes on in slices, so that cold reads get their turn between them.
+    struct segment_writer writer;
+    bool has_writer;
+    uint32_t next_group;
+    uint32_t next_item;      // Of that group's items.
+    uint64_t segment_bytes;
+    enum rc rc;            // RC_MORE: another slice.
 };
+
+// A slice is synced at its end: many small syncs disturb the WAL's less than one of a whole file.
+static uint64_t slice_bytes(const struct store *s)
+{
+    uint64_t bytes = s->config.wal_file_bytes / 16;
+    return bytes < 4 << 20 ? bytes : 4 << 20;
+}
 
 struct leaving {
     struct list link;
@@ -96,7 +107,9 @@ static void harvest_free(struct store_worker *w, struct plan *p)
     }
     buf_deinit(&h->groups);
     buf_deinit(&h->items);
-    buf_deinit(&h->runs);
+    if (h->has_writer) {
+        segment_writer_deinit(&h->writer);
+    }
     w->harvest = NULL;
     free(h);
 }
@@ -267,7 +280,6 @@ static void harvest_start(struct store_worker *w, uint64_t file_seq)
     h->file_seq = file_seq;
     buf_init(&h->groups);
     buf_init(&h->items);
-    buf_init(&h->runs);
     plan_begin(w, &h->plan, harvest_free);
     w->harvest = h;
     uint32_t pos = 0;
@@ -363,17 +375,24 @@ static enum rc write_snapshot(struct segment_writer *w, struct harvest_group *hg
     return RC_OK;
 }
 
-static enum rc write_entries(struct harvest *h, struct segment_writer *w, struct harvest_group *hg)
+// Goes on with a group's entries. RC_MORE: the slice is full.
+static enum rc write_entries(struct harvest *h, struct harvest_group *hg, uint64_t stop)
 {
-    struct cold *cold = &h->worker->cold;
+    struct segment_writer *w = &h->writer;
     const struct harvest_item *items = (const struct harvest_item *)(const void *)h->items.ptr + hg->items_at;
-    hg->runs_at = segment_runs_count(w);
-    for (uint32_t i = 0; i < hg->items_count; i++) {
-        uint64_t index = hg->base + items[i].delta;
+    if (h->next_item == 0) {
+        hg->runs_at = segment_runs_count(w);
+    }
+    for (; h->next_item < hg->items_count; h->next_item++) {
+        if (w->flushed + w->out.len >= stop) {
+            return RC_MORE;
+        }
+        const struct harvest_item *item = &items[h->next_item];
+        uint64_t index = hg->base + item->delta;
         struct record_disk r;
         struct span record;
-        TRY(cold_record(cold, (struct cold_file){.seq = h->file_seq}, (uint64_t)items[i].offset * 8, hg->group, index, &r,
-                        &record));
+        TRY(cold_record(&h->worker->cold, (struct cold_file){.seq = h->file_seq}, (uint64_t)item->offset * 8, hg->group,
+                        index, &r, &record));
         TRY(segment_write_entry(w, &r, record, index <= hg->committed));
     }
     segment_end_run(w);
@@ -381,23 +400,31 @@ static enum rc write_entries(struct harvest *h, struct segment_writer *w, struct
     return RC_OK;
 }
 
-static enum rc write_all(struct harvest *h, struct segment_writer *w)
+static enum rc write_slice(struct harvest *h)
 {
+    struct segment_writer *w = &h->writer;
+    uint64_t stop = w->flushed + w->out.len + slice_bytes(h->worker->store);
     struct buf chunk, records;
     buf_init(&chunk);
     buf_init(&records);
     enum rc rc = RC_OK;
-    for (uint32_t i = 0; i < groups_count(h) && rc == RC_OK; i++) {
-        struct harvest_group *hg = group_at(h, i);
-        if (hg->has_snapshot) {
+    for (; h->next_group < groups_count(h) && rc == RC_OK; h->next_group += rc == RC_OK) {
+        struct harvest_group *hg = group_at(h, h->next_group);
+        if (hg->has_snapshot && h->next_item == 0 && hg->chunks == 0) {
             rc = write_snapshot(w, hg, &chunk, &records);
         }
         if (rc == RC_OK) {
-            rc = write_entries(h, w, hg);
+            rc = write_entries(h, hg, stop);
+        }
+        if (rc == RC_OK) {
+            h->next_item = 0;
         }
     }
     buf_deinit(&chunk);
     buf_deinit(&records);
+    if (rc == RC_MORE) {
+        TRY(segment_sync(w));
+    }
     return rc == RC_OK ? segment_seal(w, &h->segment_bytes) : rc;
 }
 
@@ -405,18 +432,21 @@ static void harvest_run(struct job *job)
 {
     struct harvest *h = container_of(job, struct harvest, job);
     struct disk *d = h->worker->store->config.disk;
-    struct segment_writer w;
-    segment_writer_init(&w, d, h->segment_seq, h->file_seq, h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS);
-    h->rc = write_all(h, &w);
-    if (h->rc == RC_OK) {
-        buf_span_bytes(&h->runs, buf_span(&w.runs));
-    } else if (h->rc != RC_NO_SPACE) {
-        // Also a record that does not check: what was acknowledged is damaged. The start after this finds out whom
-        // it concerns (engine-notes §1.9).
-        log_critical("store: retiring WAL file %" PRIu64 " failed: %s", h->file_seq, rc_text(h->rc));
-        d->failed = true;
+    if (!h->has_writer) {
+        h->has_writer = true;
+        segment_writer_init(&h->writer, d, h->segment_seq, h->file_seq, h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS);
     }
-    segment_writer_deinit(&w);
+    h->rc = write_slice(h);
+    if (h->rc != RC_OK && h->rc != RC_MORE) {
+        if (h->rc != RC_NO_SPACE) {
+            // Also a record that does not check: what was acknowledged is damaged. The start after this finds out whom
+            // it concerns (engine-notes §1.9).
+            log_critical("store: retiring WAL file %" PRIu64 " failed: %s", h->file_seq, rc_text(h->rc));
+            d->failed = true;
+        }
+        segment_writer_deinit(&h->writer);
+        h->has_writer = false;
+    }
     cold_end(&h->worker->cold);
 }
 
@@ -454,7 +484,7 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
         return false;
     }
     g->is_harvested = false;
-    const struct run_disk *runs = (const struct run_disk *)(const void *)h->runs.ptr;
+    const struct run_disk *runs = (const struct run_disk *)(const void *)h->writer.runs.ptr;
     publish_runs(g, runs + hg->runs_at, hg->runs_count, s);
     bool is_current = hg->has_snapshot && hg->source.index > glog_snapshot_index(g) && hg->source.index < g->harvest_cut;
     g->harvest_cut = UINT64_MAX;
@@ -479,6 +509,10 @@ static void harvest_done(struct job *job)
 {
     struct harvest *h = container_of(job, struct harvest, job);
     struct store_worker *w = h->worker;
+    if (h->rc == RC_MORE) {
+        exec_submit(w->exec, &h->job);
+        return;
+    }
     if (h->rc != RC_OK) {
         for (uint32_t i = 0; i < groups_count(h); i++) {
             struct glog *g = map_get(&w->groups, group_at(h, i)->group);

@@ -55,6 +55,12 @@ static enum rc writer_flush(struct segment_writer *w)
     return RC_OK;
 }
 
+enum rc segment_sync(struct segment_writer *w)
+{
+    TRY(writer_flush(w));
+    return w->disk->sync(w->file);
+}
+
 static enum rc writer_begin(struct segment_writer *w)
 {
     char path[SEGMENT_PATH_MAX];

@@ -143,6 +143,7 @@ static inline uint32_t segment_runs_count(const struct segment_writer *w)
 {
     return (uint32_t)(w->runs.len / sizeof(struct run_disk));
 }
+MUST_USE enum rc segment_sync(struct segment_writer *w);  // What was written so far, not yet sealed.
 // Writes tables and trailer, syncs, renames, syncs the directory. Afterwards the positions in `runs` are absolute.
 MUST_USE enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes);
 

@@ -215,7 +215,9 @@ static void on_group(void *ctx, const struct store_group *g)
     ck_assert_uint_eq(f->found[g->group].group, 0);
     ck_assert_uint_le(g->runs_count, 64);
     f->found[g->group] = *g;
-    memcpy(f->found_runs[g->group], g->runs, g->runs_count * sizeof(*g->runs));
+    for (uint32_t i = 0; i < g->runs_count; i++) {
+        f->found_runs[g->group][i] = g->runs[i];
+    }
     f->found[g->group].runs = f->found_runs[g->group];
     f->logs[g->group] = g->log;
 }
