@@ -5,5 +5,6 @@
 #include "metastore/command.h"
 
 void change_encode(struct buf *to, const struct meta_change *c);
-// `path` is where out->path will point. RC_MORE at the end. The bytes are our own: anything else is a bug (asserted).
+// `path` is where out->path will point. RC_MORE at the end. The bytes are our own: anything else is a bug
+// (asserted).
 MUST_USE enum rc change_next(struct reader *r, struct meta_change *out, struct meta_path *path);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Metadata commands: building, decoding, validating (command.h has the format).
 //
-// The builders never fail: what does not fit marks the command invalid, and the submission answers so. The decoders take bytes
-// from other nodes; they accept exactly what the builders can make.
+// The builders never fail: what does not fit marks the command invalid, and the submission answers so. The
+// decoders take bytes from other nodes; they accept exactly what the builders can make.
 #include "metastore/command.h"
 
 enum { COMMAND_IDS_MAX = 1 << 20 };  // Numbers one put may take: far above what a queue needs.
@@ -40,7 +40,7 @@ enum rc path_decode(struct reader *r, struct meta_path *out)
     return r->is_bad ? RC_MALFORMED : RC_OK;
 }
 
-// ---- building --------------------------------------------------------------------------------------------------
+// ---- building ---------------------------------------------------------------------------------------------
 
 static bool path_fits(struct meta_command *c, const struct meta_path *p)
 {
@@ -52,7 +52,8 @@ static bool path_fits(struct meta_command *c, const struct meta_path *p)
     return fits;
 }
 
-static void conditional(struct meta_command *c, enum command_kind kind, enum meta_if condition, uint64_t version, const struct meta_path *p)
+static void conditional(struct meta_command *c, enum command_kind kind, enum meta_if condition,
+                        uint64_t version, const struct meta_path *p)
 {
     buf_u8(&c->bytes, (uint8_t)kind);
     buf_u8(&c->bytes, (uint8_t)condition);
@@ -61,7 +62,8 @@ static void conditional(struct meta_command *c, enum command_kind kind, enum met
     c->ops_count++;
 }
 
-void meta_put(struct meta_command *c, const struct meta_path *p, struct span payload, enum meta_if condition, uint64_t version)
+void meta_put(struct meta_command *c, const struct meta_path *p, struct span payload, enum meta_if condition,
+              uint64_t version)
 {
     if (!path_fits(c, p)) {
         return;
@@ -104,7 +106,8 @@ void meta_require(struct meta_command *c, const struct meta_path *p, enum meta_i
     }
 }
 
-void meta_set_trigger(struct meta_command *c, uint32_t trigger_id, const struct meta_path *prefix, uint8_t events)
+void meta_set_trigger(struct meta_command *c, uint32_t trigger_id, const struct meta_path *prefix,
+                      uint8_t events)
 {
     if (path_fits(c, prefix)) {
         buf_u8(&c->bytes, COMMAND_SET_TRIGGER);
@@ -137,7 +140,7 @@ void command_encode_head(uint8_t to[COMMAND_HEAD_BYTES], uint64_t stamp_ms)
     memcpy(to + 1, &stamp_ms, sizeof(stamp_ms));
 }
 
-// ---- decoding --------------------------------------------------------------------------------------------------
+// ---- decoding ---------------------------------------------------------------------------------------------
 
 static enum rc decode_rest(struct reader *r, struct command *out)
 {
@@ -194,7 +197,8 @@ static enum rc read_modifiers(struct reader *r, struct command_op *op)
     while (r->pos < r->len && (r->ptr[r->pos] == COMMAND_KEEP || r->ptr[r->pos] == COMMAND_IDS)) {
         struct command_modifier m;
         TRY(command_next_modifier(r, &m));
-        if (m.kind == COMMAND_IDS && (m.count < 1 || m.count > COMMAND_IDS_MAX || (uint64_t)m.offset + 8 > op->payload.len)) {
+        if (m.kind == COMMAND_IDS &&
+            (m.count < 1 || m.count > COMMAND_IDS_MAX || (uint64_t)m.offset + 8 > op->payload.len)) {
             return RC_INVALID;
         }
     }
@@ -238,7 +242,10 @@ enum rc command_next(struct reader *r, struct command_op *op)
         op->trigger_id = reader_u32(r);
         op->events = reader_u8(r);
         TRY(path_decode(r, &op->path));
-        return op->events <= (META_EVENT_CREATED | META_EVENT_UPDATED | META_EVENT_DELETED) && op->path.depth >= 1 ? RC_OK : RC_INVALID;
+        return op->events <= (META_EVENT_CREATED | META_EVENT_UPDATED | META_EVENT_DELETED) &&
+                       op->path.depth >= 1
+                   ? RC_OK
+                   : RC_INVALID;
     case COMMAND_ACK_EVENT:
         op->event_seq = reader_u64(r);
         return r->is_bad ? RC_MALFORMED : RC_OK;

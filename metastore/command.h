@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes of metadata commands. The functions that build a command (meta_put and so on) are declared in metastore.h.
+// Bytes of metadata commands. The functions that build a command (meta_put and so on) are declared in
+// metastore.h.
 //
-// Entry payload, version 1, little endian: u8 version, u64 stamp_ms (set by the leader), then the request as its origin made it:
-// {u32 node, u64 session, u64 counter} (deduplication reference, node 0: none), u32 operations, operations.
-// An operation: u8 kind, then by kind (path = u8 depth, depth x {u8 length, name}):
+// Entry payload, version 1, little endian: u8 version, u64 stamp_ms (set by the leader), then the request as
+// its origin made it: {u32 node, u64 session, u64 counter} (deduplication reference, node 0: none), u32
+// operations, operations. An operation: u8 kind, then by kind (path = u8 depth, depth x {u8 length, name}):
 //   put          u8 condition, u64 version, path, u32 length, payload; then its modifiers:
 //     keep         u8 on_children, path
 //     ids          u32 payload offset, u32 count
@@ -72,7 +73,8 @@ MUST_USE enum rc command_next(struct reader *ops, struct command_op *out);
 MUST_USE enum rc command_next_modifier(struct reader *modifiers, struct command_modifier *out);
 // Everything that can be said without the tree. RC_OK, RC_MALFORMED, RC_INVALID, RC_TOO_LARGE.
 MUST_USE enum rc command_validate(struct span request);
-bool command_only_frees(struct span request);  // Only deletes and acknowledgements: allowed when the map is nearly full.
+bool command_only_frees(
+    struct span request);  // Only deletes and acknowledgements: allowed when the map is nearly full.
 
 void path_encode(struct buf *to, const struct meta_path *p);
 MUST_USE enum rc path_decode(struct reader *r, struct meta_path *out);

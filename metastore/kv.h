@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kv seam: ordered tables of byte keys under transactions, one writer, any number of frozen readers.
-// Back ends: kv_lmdb.c (LMDB; the only file here that touches the file system) and kv_mem.c (tests, simulator).
-// Both pass the same conformance tests (tests/unit/metastore/test_kv.c).
+// Back ends: kv_lmdb.c (LMDB; the only file here that touches the file system) and kv_mem.c (tests,
+// simulator). Both pass the same conformance tests (tests/unit/metastore/test_kv.c).
 //
-// Threads: the write transaction belongs to one thread from begin to commit. A read transaction may be begun on any thread and
-// then be used by one thread at a time; it sees the last commit before its begin for as long as it lives.
-// Spans handed out are borrowed until the next write of the same transaction, or its end.
-// Errors other than RC_NOT_FOUND come from the disk: after RC_IO or RC_NO_SPACE in a write nothing may be written any more (P6).
+// Threads: the write transaction belongs to one thread from begin to commit. A read transaction may be begun
+// on any thread and then be used by one thread at a time; it sees the last commit before its begin for as
+// long as it lives. Spans handed out are borrowed until the next write of the same transaction, or its end.
+// Errors other than RC_NOT_FOUND come from the disk: after RC_IO or RC_NO_SPACE in a write nothing may be
+// written any more (P6).
 #pragma once
 #include "node/base/buf.h"
 #include "node/base/rc.h"
@@ -23,18 +24,21 @@ struct kv_txn {  // Base of the back ends' own structs.
 
 struct kv_ops {
     enum rc (*begin)(struct kv *kv, bool is_write, struct kv_txn **out);
-    enum rc (*get)(struct kv_txn *t, enum kv_table table, struct span key, struct span *value);  // RC_NOT_FOUND
-    enum rc (*put)(struct kv_txn *t, enum kv_table table, struct span key, struct span value);   // Replaces.
-    enum rc (*remove)(struct kv_txn *t, enum kv_table table, struct span key);                   // RC_NOT_FOUND
-    // The first row whose key is >= from (is_after: > from). RC_NOT_FOUND behind the last one. `from` may be what an
-    // earlier call handed out.
-    enum rc (*next)(struct kv_txn *t, enum kv_table table, struct span from, bool is_after, struct span *key, struct span *value);
+    enum rc (*get)(struct kv_txn *t, enum kv_table table, struct span key,
+                   struct span *value);  // RC_NOT_FOUND
+    enum rc (*put)(struct kv_txn *t, enum kv_table table, struct span key, struct span value);  // Replaces.
+    enum rc (*remove)(struct kv_txn *t, enum kv_table table, struct span key);  // RC_NOT_FOUND
+    // The first row whose key is >= from (is_after: > from). RC_NOT_FOUND behind the last one. `from` may be
+    // what an earlier call handed out.
+    enum rc (*next)(struct kv_txn *t, enum kv_table table, struct span from, bool is_after, struct span *key,
+                    struct span *value);
     enum rc (*commit)(struct kv_txn *t);  // Ends the transaction, also on failure. Not yet durable: see sync.
     void (*abort)(struct kv_txn *t);      // Ends the transaction without effect. Also ends readers.
     enum rc (*sync)(struct kv *kv);       // Everything committed is durable afterwards. Blocks.
     uint64_t (*size)(struct kv_txn *t);   // Bytes in use by rows (whole pages for LMDB).
-    enum rc (*publish)(struct kv *kv);    // Makes this store the one that is found at the next open. Blocks; durable.
-    void (*close)(struct kv *kv);         // No transaction may be open but a write transaction, which is lost.
+    enum rc (*publish)(
+        struct kv *kv);  // Makes this store the one that is found at the next open. Blocks; durable.
+    void (*close)(struct kv *kv);  // No transaction may be open but a write transaction, which is lost.
 };
 struct kv {
     const struct kv_ops *ops;
@@ -44,11 +48,13 @@ static inline MUST_USE enum rc kv_begin(struct kv *kv, bool is_write, struct kv_
 {
     return kv->ops->begin(kv, is_write, out);
 }
-static inline MUST_USE enum rc kv_get(struct kv_txn *t, enum kv_table table, struct span key, struct span *value)
+static inline MUST_USE enum rc kv_get(struct kv_txn *t, enum kv_table table, struct span key,
+                                      struct span *value)
 {
     return t->kv->ops->get(t, table, key, value);
 }
-static inline MUST_USE enum rc kv_put(struct kv_txn *t, enum kv_table table, struct span key, struct span value)
+static inline MUST_USE enum rc kv_put(struct kv_txn *t, enum kv_table table, struct span key,
+                                      struct span value)
 {
     return t->kv->ops->put(t, table, key, value);
 }
@@ -86,33 +92,34 @@ static inline void kv_close(struct kv *kv)
     kv->ops->close(kv);
 }
 
-// ---- back ends -------------------------------------------------------------------------------------------------
+// ---- back ends --------------------------------------------------------------------------------------------
 
 struct kv *kv_mem_create(void);
 
-// The published generation below `dir` (absolute; made if absent). RC_NO_FILE: none was ever published (or its name was lost).
-// RC_CORRUPT: there was one, but it cannot be opened. RC_IO, RC_NO_SPACE.
+// The published generation below `dir` (absolute; made if absent). RC_NO_FILE: none was ever published (or
+// its name was lost). RC_CORRUPT: there was one, but it cannot be opened. RC_IO, RC_NO_SPACE.
 MUST_USE enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out);
-// A new empty generation beside the published one, not published yet. kv_publish removes the others' files (also while they
-// are open: their readers go on).
+// A new empty generation beside the published one, not published yet. kv_publish removes the others' files
+// (also while they are open: their readers go on).
 MUST_USE enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv **out);
 // No generation is the published one any more; durable. For a node that begins a new life.
 MUST_USE enum rc kv_lmdb_forget(const char *dir);
-// Runs fn(ctx), answering RC_CORRUPT if it dies of a damaged LMDB file (bad page references fault, checks in the library
-// abort). For opening a store; one call at a time in the process. *is_lost: it died, and what fn used of the library and the store must not be
-// touched again, not even to close it (a few megabytes stay behind, once).
+// Runs fn(ctx), answering RC_CORRUPT if it dies of a damaged LMDB file (bad page references fault, checks in
+// the library abort). For opening a store; one call at a time in the process. *is_lost: it died, and what fn
+// used of the library and the store must not be touched again, not even to close it (a few megabytes stay
+// behind, once).
 MUST_USE enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx, bool *is_lost);
 
-// ---- copy-out --------------------------------------------------------------------------------------------------
+// ---- copy-out ---------------------------------------------------------------------------------------------
 
 // Streams every row of a read transaction as chunks, in table and key order (kv_copy.c has the format).
 struct kv_copy {
-    struct kv_txn *txn;   // Borrowed.
-    uint32_t seq;         // Next chunk's number.
-    int table;            // Where to go on; KV_TABLES: only the end mark is left.
-    bool is_started;      // A row of `table` was taken: go on behind `key`.
+    struct kv_txn *txn;  // Borrowed.
+    uint32_t seq;        // Next chunk's number.
+    int table;           // Where to go on; KV_TABLES: only the end mark is left.
+    bool is_started;     // A row of `table` was taken: go on behind `key`.
     struct buf key;
-    struct buf pending;   // Encoded and not handed out yet.
+    struct buf pending;  // Encoded and not handed out yet.
     uint64_t rows;
     bool is_done;
 };
@@ -130,6 +137,7 @@ struct kv_copy_reader {
     enum rc (*row)(void *ctx, enum kv_table table, struct span key, struct span value);
     void *ctx;
 };
-void kv_copy_reader_init(struct kv_copy_reader *r, enum rc (*row)(void *, enum kv_table, struct span, struct span), void *ctx);
+void kv_copy_reader_init(struct kv_copy_reader *r,
+                         enum rc (*row)(void *, enum kv_table, struct span, struct span), void *ctx);
 void kv_copy_reader_deinit(struct kv_copy_reader *r);
 MUST_USE enum rc kv_copy_reader_chunk(struct kv_copy_reader *r, struct span chunk);

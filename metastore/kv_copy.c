@@ -2,10 +2,10 @@
 // Copy-out of a kv store as a stream of rows cut into chunks (snapshots of the metadata group).
 //
 // Chunk, version 1: u8 version, u32 number (from 0), then the next piece of the stream. The stream is rows of
-// {u8 table, u16 key length, key, u32 value length, value} in table and key order, and at the end {0xff, u64 rows}.
-// A row may be cut anywhere by the end of a chunk, so that chunk and row sizes do not depend on each other.
-// The reader accepts only rows in ascending order of tables, consecutive chunk numbers, and an end mark that counts right.
-// What the rows say is checked by the tree (checksums of rows, digest of all).
+// {u8 table, u16 key length, key, u32 value length, value} in table and key order, and at the end {0xff, u64
+// rows}. A row may be cut anywhere by the end of a chunk, so that chunk and row sizes do not depend on each
+// other. The reader accepts only rows in ascending order of tables, consecutive chunk numbers, and an end
+// mark that counts right. What the rows say is checked by the tree (checksums of rows, digest of all).
 #include "metastore/kv.h"
 #include "node/base/reader.h"
 
@@ -67,7 +67,8 @@ enum rc kv_copy_chunk(struct kv_copy *c, size_t bytes_max, struct buf *to, bool 
     return RC_OK;
 }
 
-void kv_copy_reader_init(struct kv_copy_reader *r, enum rc (*row)(void *, enum kv_table, struct span, struct span), void *ctx)
+void kv_copy_reader_init(struct kv_copy_reader *r,
+                         enum rc (*row)(void *, enum kv_table, struct span, struct span), void *ctx)
 {
     *r = (struct kv_copy_reader){.row = row, .ctx = ctx};
 }

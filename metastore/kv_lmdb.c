@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // kv on LMDB, and its generations on disk.
 //
-// Layout below the metastore's directory: `gen-N/` is an LMDB environment (data.mdb, lock.mdb), `CURRENT` is the text "N\n" and
-// names the published one. A snapshot install fills a new generation and publishes it by replacing CURRENT (write aside, sync,
-// rename, sync the directory); a crash before that leaves the old one in force (P11).
-// MDB_NOMETASYNC: a commit syncs the data pages but not the page that names them, so a crash may fall back by a transaction or
-// so, never into a mix; mdb_env_sync makes the last commit durable. MDB_NOTLS: readers move between threads (begun on the meta
-// thread, walked on the cold one). Never MDB_NOSYNC (decision 12).
-// LMDB has no checksums: rows carry their own (tree_rows.c), and kv_lmdb_guard turns what a damaged file does to the library
-// (faults, failed checks) into RC_CORRUPT while the start-up check reads everything once.
-// This is a driver: it is the one file of metastore/ that calls the file system.
+// Layout below the metastore's directory: `gen-N/` is an LMDB environment (data.mdb, lock.mdb), `CURRENT` is
+// the text "N\n" and names the published one. A snapshot install fills a new generation and publishes it by
+// replacing CURRENT (write aside, sync, rename, sync the directory); a crash before that leaves the old one
+// in force (P11). MDB_NOMETASYNC: a commit syncs the data pages but not the page that names them, so a crash
+// may fall back by a transaction or so, never into a mix; mdb_env_sync makes the last commit durable.
+// MDB_NOTLS: readers move between threads (begun on the meta thread, walked on the cold one). Never
+// MDB_NOSYNC (decision 12). LMDB has no checksums: rows carry their own (tree_rows.c), and kv_lmdb_guard
+// turns what a damaged file does to the library (faults, failed checks) into RC_CORRUPT while the start-up
+// check reads everything once. This is a driver: it is the one file of metastore/ that calls the file system.
 #include "metastore/kv.h"
 #include "node/base/log.h"
 #include "node/base/mem.h"
@@ -30,7 +30,7 @@ struct kv_lmdb {
     struct kv kv;
     MDB_env *env;
     MDB_dbi dbi[KV_TABLES];
-    char *dir;             // Owned; the metastore's directory.
+    char *dir;  // Owned; the metastore's directory.
     uint64_t generation;
 };
 
@@ -41,7 +41,7 @@ struct lmdb_txn {
 };
 
 static const char *const table_names[KV_TABLES] = {
-    [KV_META] = "meta", [KV_NODE] = "node", [KV_BY_ID] = "by_id", [KV_KW] = "kw",
+    [KV_META] = "meta",   [KV_NODE] = "node", [KV_BY_ID] = "by_id", [KV_KW] = "kw",
     [KV_KWREV] = "kwrev", [KV_TRIG] = "trig", [KV_DEDUP] = "dedup",
 };
 
@@ -78,7 +78,7 @@ static struct span span_of_val(MDB_val v)
     return span_of(v.mv_data, v.mv_size);
 }
 
-// ---- transactions ----------------------------------------------------------------------------------------------
+// ---- transactions -----------------------------------------------------------------------------------------
 
 static enum rc lmdb_begin(struct kv *kv, bool is_write, struct kv_txn **out)
 {
@@ -127,7 +127,8 @@ static enum rc lmdb_remove(struct kv_txn *txn, enum kv_table table, struct span 
     return rc_of(mdb_del(t->mdb, dbi_of(t, table), &k, NULL));
 }
 
-static enum rc lmdb_next(struct kv_txn *txn, enum kv_table table, struct span from, bool is_after, struct span *key, struct span *value)
+static enum rc lmdb_next(struct kv_txn *txn, enum kv_table table, struct span from, bool is_after,
+                         struct span *key, struct span *value)
 {
     struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
     MDB_cursor **cursor = &t->cursor[table];
@@ -138,7 +139,8 @@ static enum rc lmdb_next(struct kv_txn *txn, enum kv_table table, struct span fr
     MDB_val v;
     // LMDB refuses to seek to an empty key.
     int e = mdb_cursor_get(*cursor, &k, &v, from.len == 0 ? MDB_FIRST : MDB_SET_RANGE);
-    if (e == MDB_SUCCESS && is_after && from.len > 0 && k.mv_size == from.len && memcmp(k.mv_data, from.ptr, from.len) == 0) {
+    if (e == MDB_SUCCESS && is_after && from.len > 0 && k.mv_size == from.len &&
+        memcmp(k.mv_data, from.ptr, from.len) == 0) {
         e = mdb_cursor_get(*cursor, &k, &v, MDB_NEXT);
     }
     TRY(rc_of(e));
@@ -201,7 +203,7 @@ static void lmdb_close(struct kv *kv)
     free(k);
 }
 
-// ---- generations -----------------------------------------------------------------------------------------------
+// ---- generations ------------------------------------------------------------------------------------------
 
 static void path_of(char out[PATH_MAX], const char *dir, const char *format, uint64_t generation)
 {
@@ -290,7 +292,9 @@ enum rc kv_lmdb_forget(const char *dir)
 }
 
 // Calls each generation's number; returns the highest. Foreign entries are none of our business.
-static uint64_t generations_each(const char *dir, void (*each)(const char *dir, uint64_t generation, uint64_t keep), uint64_t keep)
+static uint64_t generations_each(const char *dir,
+                                 void (*each)(const char *dir, uint64_t generation, uint64_t keep),
+                                 uint64_t keep)
 {
     uint64_t highest = 0;
     DIR *d = opendir(dir);
@@ -376,8 +380,17 @@ static enum rc open_guarded(void *ctx)
 static enum rc generation_open(const char *dir, uint64_t generation, uint64_t map_bytes, struct kv **out)
 {
     static const struct kv_ops ops = {
-        .begin = lmdb_begin, .get = lmdb_get, .put = lmdb_put, .remove = lmdb_remove, .next = lmdb_next, .commit = lmdb_commit,
-        .abort = lmdb_abort, .sync = lmdb_sync, .size = lmdb_size, .publish = lmdb_publish, .close = lmdb_close,
+        .begin = lmdb_begin,
+        .get = lmdb_get,
+        .put = lmdb_put,
+        .remove = lmdb_remove,
+        .next = lmdb_next,
+        .commit = lmdb_commit,
+        .abort = lmdb_abort,
+        .sync = lmdb_sync,
+        .size = lmdb_size,
+        .publish = lmdb_publish,
+        .close = lmdb_close,
     };
     struct kv_lmdb *k = mem_zalloc(sizeof(*k));
     k->kv.ops = &ops;
@@ -426,7 +439,7 @@ enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out)
     return generation_open(dir, generation, map_bytes, out);
 }
 
-// ---- damage ----------------------------------------------------------------------------------------------------
+// ---- damage -----------------------------------------------------------------------------------------------
 
 static sigjmp_buf guard_jump;
 static volatile sig_atomic_t guard_is_set;

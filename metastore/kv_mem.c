@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // kv in memory: a persistent treap per table.
 //
-// Problem: the same semantics as LMDB (a writer that can be aborted, readers frozen at a commit) without files, for tests and
-// the simulator, and without costs that grow with the store.
-// Idea: immutable trees. The writer copies the nodes on its path unless it is their only holder; commit publishes new roots,
-// abort drops them, a reader just holds the old roots. Priorities are a hash of the key, so that shape depends on content only.
-// Invariants: a node reachable from a root that somebody else holds is never changed. `refs` counts the parents and roots
-// that point at a node; a node with refs 1 below a shared parent is shared too, which is why copying starts at the root.
-// Not here: durability, limits. Recursion is as deep as the treap, O(log rows).
+// Problem: the same semantics as LMDB (a writer that can be aborted, readers frozen at a commit) without
+// files, for tests and the simulator, and without costs that grow with the store. Idea: immutable trees. The
+// writer copies the nodes on its path unless it is their only holder; commit publishes new roots, abort drops
+// them, a reader just holds the old roots. Priorities are a hash of the key, so that shape depends on content
+// only. Invariants: a node reachable from a root that somebody else holds is never changed. `refs` counts the
+// parents and roots that point at a node; a node with refs 1 below a shared parent is shared too, which is
+// why copying starts at the root. Not here: durability, limits. Recursion is as deep as the treap, O(log
+// rows).
 #include "metastore/kv.h"
 #include "node/base/map.h"
 #include "node/base/mem.h"
@@ -203,7 +204,7 @@ static const struct mem_node *tree_next(const struct mem_node *n, struct span fr
     return best;
 }
 
-// ---- the seam --------------------------------------------------------------------------------------------------
+// ---- the seam ---------------------------------------------------------------------------------------------
 
 static void roots_copy(struct roots *to, const struct roots *from)
 {
@@ -266,7 +267,8 @@ static enum rc mem_remove(struct kv_txn *txn, enum kv_table table, struct span k
     return RC_OK;
 }
 
-static enum rc mem_next(struct kv_txn *txn, enum kv_table table, struct span from, bool is_after, struct span *key, struct span *value)
+static enum rc mem_next(struct kv_txn *txn, enum kv_table table, struct span from, bool is_after,
+                        struct span *key, struct span *value)
 {
     struct mem_txn *t = container_of(txn, struct mem_txn, txn);
     const struct mem_node *n = tree_next(t->roots.root[table], from, is_after);
@@ -330,8 +332,17 @@ static void mem_close(struct kv *kv)
 struct kv *kv_mem_create(void)
 {
     static const struct kv_ops ops = {
-        .begin = mem_begin, .get = mem_get, .put = mem_put, .remove = mem_remove, .next = mem_next, .commit = mem_commit,
-        .abort = mem_abort, .sync = mem_sync, .size = mem_size, .publish = mem_sync, .close = mem_close,
+        .begin = mem_begin,
+        .get = mem_get,
+        .put = mem_put,
+        .remove = mem_remove,
+        .next = mem_next,
+        .commit = mem_commit,
+        .abort = mem_abort,
+        .sync = mem_sync,
+        .size = mem_size,
+        .publish = mem_sync,
+        .close = mem_close,
     };
     struct kv_mem *m = mem_zalloc(sizeof(*m));
     m->kv.ops = &ops;

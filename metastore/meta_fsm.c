@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The metadata group's state machine (meta_fsm.h): jobs out, jobs back.
 //
-// Durability. The raft log is the truth; the store is a materialised copy at some applied index. It replays what it misses:
-// entries at or below its own applied index are skipped. A write transaction stays open over many jobs (decision 12).
-// Snapshots. The host may take one when everything it handed over is applied, and cuts the log there. So the frozen state must
-// be at that index or a later one (a later one is fine: replay skips), and synced (decision 12). The first ask answers "not
-// now" and sets wants_freeze; from then on every job ends with commit, sync and a fresh reader, so at any later ask the frozen
-// state is exactly that of the newest job done, however long it takes and however busy the group is.
-// Restore. The stream is checked on worker 0 as it comes (sums, count, digest), and stored on the meta thread into a new
-// generation that takes the old one's place only when it is whole. A snapshot that says nothing new (the usual one at
-// start-up) is checked and dropped.
-// The store failing ends the process (P6); its contents found damaged while running too: the next start rebuilds it.
+// Durability. The raft log is the truth; the store is a materialised copy at some applied index. It replays
+// what it misses: entries at or below its own applied index are skipped. A write transaction stays open over
+// many jobs (decision 12). Snapshots. The host may take one when everything it handed over is applied, and
+// cuts the log there. So the frozen state must be at that index or a later one (a later one is fine: replay
+// skips), and synced (decision 12). The first ask answers "not now" and sets wants_freeze; from then on every
+// job ends with commit, sync and a fresh reader, so at any later ask the frozen state is exactly that of the
+// newest job done, however long it takes and however busy the group is. Restore. The stream is checked on
+// worker 0 as it comes (sums, count, digest), and stored on the meta thread into a new generation that takes
+// the old one's place only when it is whole. A snapshot that says nothing new (the usual one at start-up) is
+// checked and dropped. The store failing ends the process (P6); its contents found damaged while running too:
+// the next start rebuilds it.
 #include "metastore/meta_fsm.h"
 #include "node/base/limits.h"
 #include "node/base/log.h"
@@ -18,7 +19,7 @@
 #include <stdlib.h>
 
 enum {
-    META_COMMIT_BYTES = 4 << 20,    // Decision 12.
+    META_COMMIT_BYTES = 4 << 20,  // Decision 12.
     META_RESTORE_TXN_BYTES = 16 << 20,
 };
 
@@ -46,7 +47,7 @@ void feed_drop(struct feed *f)
     }
 }
 
-// ---- the meta thread -------------------------------------------------------------------------------------------
+// ---- the meta thread --------------------------------------------------------------------------------------
 
 static struct feed *feed_create(void)
 {
@@ -86,7 +87,8 @@ static void run_apply(struct meta_job *j)
         struct tree_result result;
         tree_apply(&f->tree, index, term, kind, payload, &j->feed->changes, &result);
         must(f->tree.rc, "apply");
-        if (result.is_command && result.ref.node == f->config.node_id && result.ref.session == f->config.session) {
+        if (result.is_command && result.ref.node == f->config.node_id &&
+            result.ref.session == f->config.session) {
             buf_bytes(&j->results, &result, sizeof(result));
         }
         j->has_events |= result.has_events;
@@ -156,7 +158,8 @@ static void run_restore(struct meta_job *j)
         must(kv_begin(f->incoming->kv, true, &f->incoming_txn), "restore");
         f->incoming_bytes = 0;
     }
-    must(kv_copy_reader_chunk(&f->incoming_reader, buf_span(&j->entries)), "restore");  // Worker 0 has checked the chunk.
+    must(kv_copy_reader_chunk(&f->incoming_reader, buf_span(&j->entries)),
+         "restore");  // Worker 0 has checked the chunk.
     if (f->incoming_bytes >= META_RESTORE_TXN_BYTES) {
         must(kv_commit(f->incoming_txn), "restore");
         f->incoming_txn = NULL;
@@ -232,7 +235,8 @@ static void job_run(struct job *job)
         break;
     case META_JOB_FRESH:
         if (f->config.dir) {
-            must(kv_lmdb_forget(f->config.dir), "forget");  // Not to be found again, whatever happens from here on.
+            must(kv_lmdb_forget(f->config.dir),
+                 "forget");  // Not to be found again, whatever happens from here on.
         }
         f->is_published = false;
         take_over(j, generation_create(store_create(f)));
@@ -259,7 +263,7 @@ static void job_run(struct job *job)
     j->has_uncommitted = f->tree.txn != NULL;
 }
 
-// ---- worker 0 --------------------------------------------------------------------------------------------------
+// ---- worker 0 ---------------------------------------------------------------------------------------------
 
 static void job_done(struct job *job);
 
@@ -366,7 +370,7 @@ void meta_fsm_list_events(struct meta_fsm *f, uint64_t after)
     job_submit(j);
 }
 
-// ---- fsm_ops ---------------------------------------------------------------------------------------------------
+// ---- fsm_ops ----------------------------------------------------------------------------------------------
 
 static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
 {
@@ -512,7 +516,7 @@ const struct fsm_ops meta_fsm_ops = {
     .size_estimate = size_estimate,
 };
 
-// ---- opening ---------------------------------------------------------------------------------------------------
+// ---- opening ----------------------------------------------------------------------------------------------
 
 static enum rc open_tree(void *ctx)
 {
@@ -540,7 +544,8 @@ static enum rc open_store(struct meta_fsm *f)
     return rc;
 }
 
-enum rc meta_fsm_open(struct meta_fsm *f, const struct meta_fsm_config *config, bool *is_damaged, bool *is_new)
+enum rc meta_fsm_open(struct meta_fsm *f, const struct meta_fsm_config *config, bool *is_damaged,
+                      bool *is_new)
 {
     *f = (struct meta_fsm){.config = *config};
     *is_damaged = false;

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The metadata store as the rest of the node sees it (metastore.h): submissions, fences, changes to every worker.
+// The metadata store as the rest of the node sees it (metastore.h): submissions, fences, changes to every
+// worker.
 //
-// Who is where. Worker 0 has the raft group, the table of requests that are under way, and the state machine's front
-// (meta_fsm.c); the meta thread has the tree. Another worker's request travels to worker 0 by post and its answer comes back the
-// same way, behind the changes it depends on.
+// Who is where. Worker 0 has the raft group, the table of requests that are under way, and the state
+// machine's front (meta_fsm.c); the meta thread has the tree. Another worker's request travels to worker 0 by
+// post and its answer comes back the same way, behind the changes it depends on.
 //
 // A command's way to the leader and back, and a fence's: requests.c.
 //
-// Subscribers are told a tree only if it is known to be no accident: a store that is new or was damaged is proven by a
-// fence first (law 3, CR-05). A change is told to all workers before any request is answered whose index covers it.
+// Subscribers are told a tree only if it is known to be no accident: a store that is new or was damaged is
+// proven by a fence first (law 3, CR-05). A change is told to all workers before any request is answered
+// whose index covers it.
 #include "metastore/metastore_internal.h"
 
 #define COMMIT_NS (50ull * MS)  // Decision 12.
@@ -24,7 +26,7 @@ void metastore_post(struct metastore *m, uint32_t worker, void (*fn)(void *), vo
     }
 }
 
-// ---- changes to the workers --------------------------------------------------------------------------------------
+// ---- changes to the workers -------------------------------------------------------------------------------
 
 struct delivery {
     struct metastore *m;
@@ -65,7 +67,8 @@ static void deliver(void *arg)
     w->is_loaded |= f->is_load;
     w->seen = f->index > w->seen ? f->index : w->seen;
     feed_drop(f);
-    list_each(l, &w->waiting) {
+    list_each(l, &w->waiting)
+    {
         struct request *r = list_entry(l, struct request, link);
         if (r->result.index <= w->seen) {
             list_remove(&r->link);
@@ -86,14 +89,15 @@ static void broadcast(struct metastore *m, struct feed *f)
     }
 }
 
-// ---- jobs come back ----------------------------------------------------------------------------------------------
+// ---- jobs come back ---------------------------------------------------------------------------------------
 
 static void tell_events(struct metastore *m, const struct buf *events)
 {
     struct reader r = reader_of(buf_span(events));
     while (reader_left(&r) > 0) {
         struct meta_path path;
-        struct meta_trigger_event e = {.seq = reader_u64(&r), .trigger_id = reader_u32(&r), .event = (enum meta_event)reader_u8(&r)};
+        struct meta_trigger_event e = {
+            .seq = reader_u64(&r), .trigger_id = reader_u32(&r), .event = (enum meta_event)reader_u8(&r)};
         const enum rc rc = path_decode(&r, &path);
         assert(rc == RC_OK);
         e.path = &path;
@@ -154,7 +158,8 @@ static void on_role(void *ctx, const struct consensus_status *st)
     struct metastore *m = ctx;
     const bool is_leader = st->role == ROLE_LEADER;
     if (is_leader && !m->is_leader) {
-        // The stamps go on from what is applied, by this node's monotonic clock: a wall clock that jumps moves nothing (CL-23).
+        // The stamps go on from what is applied, by this node's monotonic clock: a wall clock that jumps
+        // moves nothing (CL-23).
         const int64_t wall = clock_wall_ms(m->config.clock);
         m->stamp_base_ms = m->clock_ms > 0 ? m->clock_ms : wall > 0 ? (uint64_t)wall : 1;
         m->stamp_base_ns = metastore_now(m);
@@ -180,7 +185,7 @@ static void on_lane_reset(void *ctx, uint32_t node, enum net_lane lane)
     }
 }
 
-// ---- the proof -----------------------------------------------------------------------------------------------------
+// ---- the proof --------------------------------------------------------------------------------------------
 
 void metastore_proof_done(struct metastore *m, enum rc rc)
 {
@@ -204,7 +209,7 @@ static void proof_turn(struct metastore *m, uint64_t at)
     }
 }
 
-// ---- turns ---------------------------------------------------------------------------------------------------------
+// ---- turns ------------------------------------------------------------------------------------------------
 
 static void inline_submit(struct exec *exec, struct job *job)
 {
@@ -234,7 +239,8 @@ uint64_t metastore_turn(struct metastore *m)
             atomic_store_explicit(&m->shared_commit, st.commit, memory_order_relaxed);
         }
     }
-    list_each(i, &m->sent) {
+    list_each(i, &m->sent)
+    {
         struct sent *s = list_entry(i, struct sent, link);
         if (s->turn + 2 <= m->turn) {  // A whole turn, with its flush, lies between.
             list_remove(&s->link);
@@ -260,7 +266,7 @@ uint64_t metastore_turn(struct metastore *m)
     return list_is_empty(&m->ended) && list_is_empty(&m->inline_exec.done) ? due : at;
 }
 
-// ---- life ----------------------------------------------------------------------------------------------------------
+// ---- life -------------------------------------------------------------------------------------------------
 
 enum rc metastore_open(const struct metastore_config *config, struct metastore **out)
 {
@@ -276,7 +282,8 @@ enum rc metastore_open(const struct metastore_config *config, struct metastore *
     map_init_u64(&m->requests);
     m->due = m->proof_at = UINT64_MAX;
     // Another one than any earlier process's on this node.
-    m->session = hash_u64((uint64_t)clock_wall_ms(config->clock) + hash_u64(metastore_now(m) + config->node_id));
+    m->session =
+        hash_u64((uint64_t)clock_wall_ms(config->clock) + hash_u64(metastore_now(m) + config->node_id));
     const struct meta_fsm_config fsm = {
         .dir = config->dir,
         .map_bytes = m->config.map_bytes,
@@ -298,7 +305,8 @@ enum rc metastore_open(const struct metastore_config *config, struct metastore *
     atomic_init(&m->shared_is_damaged, is_damaged);
     atomic_init(&m->shared_commit, 0);
     if (is_damaged) {
-        log_error("metadata store: the store on disk is damaged; it is rebuilt from the log and serves nothing before");
+        log_error("metadata store: the store on disk is damaged; it is rebuilt from the log and serves "
+                  "nothing before");
     }
     m->proof_at = is_new ? 0 : UINT64_MAX;
     m->applied = m->fsm.tree.meta.applied_index;
@@ -353,7 +361,8 @@ void metastore_subscribe(struct metastore *m, uint32_t worker, const struct meta
     m->workers[worker].has_subscriber = true;
 }
 
-void metastore_on_trigger(struct metastore *m, void (*fn)(void *ctx, const struct meta_trigger_event *e), void *ctx)
+void metastore_on_trigger(struct metastore *m, void (*fn)(void *ctx, const struct meta_trigger_event *e),
+                          void *ctx)
 {
     m->on_trigger = fn;
     m->on_trigger_ctx = ctx;
@@ -362,8 +371,9 @@ void metastore_on_trigger(struct metastore *m, void (*fn)(void *ctx, const struc
     }
 }
 
-enum rc metastore_start(struct metastore *m, struct host *h, uint64_t replica_id, const struct config *initial,
-                        const struct store_group *recovered, bool campaign_at_once)
+enum rc metastore_start(struct metastore *m, struct host *h, uint64_t replica_id,
+                        const struct config *initial, const struct store_group *recovered,
+                        bool campaign_at_once)
 {
     assert(!m->group);
     m->host = h;
@@ -372,7 +382,8 @@ enum rc metastore_start(struct metastore *m, struct host *h, uint64_t replica_id
     host_watch(h, &m->watcher);
     const uint64_t behind = recovered ? recovered->snapshot_index : 0;
     if (!recovered && m->applied > 0) {
-        // A replica without a past beside a store with one: of a former life of this node, and not to be mixed with the new one.
+        // A replica without a past beside a store with one: of a former life of this node, and not to be
+        // mixed with the new one.
         log_warning("metadata store: what is here belongs to no log of this node; it begins anew");
         meta_fsm_submit(&m->fsm, META_JOB_FRESH);
         m->proof_at = 0;
@@ -411,7 +422,7 @@ void metastore_status(const struct metastore *m, struct metastore_status *out)
     };
 }
 
-// ---- what is known ---------------------------------------------------------------------------------------------------
+// ---- what is known ----------------------------------------------------------------------------------------
 
 bool metastore_is_current(struct metastore *m, uint32_t worker)
 {

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // Requests to the metadata store: commands and fences, from any worker to the leader and back (metastore.h).
 //
-// A command's way. The request carries a reference (node, session of this process, counter). Worker 0 proposes it if this node
-// leads, else sends it to the leader, and again after a new leader, a reset lane, a refusal or some silence: the tree
-// answers a repeat with the first result (TREE_DEDUP_MS). The result does not come back from the leader: this node applies the
-// command like everybody else, recognises its reference, and then its projections are at the command's index, too. What
-// comes back in FRAME_META_REPLY is only why the leader would not take it.
-// A fence's way. A read barrier at the leader (CL-14: one that was deposed cannot pass it), then wait until its index is applied
-// here. A deadline ends both; then nothing is known of a command (decision 18).
+// A command's way. The request carries a reference (node, session of this process, counter). Worker 0
+// proposes it if this node leads, else sends it to the leader, and again after a new leader, a reset lane, a
+// refusal or some silence: the tree answers a repeat with the first result (TREE_DEDUP_MS). The result does
+// not come back from the leader: this node applies the command like everybody else, recognises its reference,
+// and then its projections are at the command's index, too. What comes back in FRAME_META_REPLY is only why
+// the leader would not take it.
 //
-// Invariants: `done` runs once per request, on its worker, never inside metastore_submit or _fence, and not before that worker's
-// subscription has seen the index. While the table is walked nothing is told (callbacks may submit).
+// A fence's way. A read barrier at the leader (CL-14: one that was deposed cannot pass it), then wait until
+// its index is applied here. A deadline ends both; then nothing is known of a command (decision 18).
+//
+// Invariants: `done` runs once per request, on its worker, never inside metastore_submit or _fence, and not
+// before that worker's subscription has seen the index. While the table is walked nothing is told (callbacks
+// may submit).
 #include "metastore/metastore_internal.h"
 #include "proto/cluster_meta.pb-c.h"
 
 #define RESEND_SILENCE_NS (2000ull * MS)  // No result of a command that the leader took, or no answer at all.
 #define RESEND_SOON_NS (20ull * MS)       // No leader known, or it would not take it now.
 
-// ---- answers ---------------------------------------------------------------------------------------------------
+// ---- answers ----------------------------------------------------------------------------------------------
 
 void request_free(struct request *r)
 {
@@ -94,14 +97,15 @@ void requests_applied(struct metastore *m, const struct buf *results)
     fences_applied(m);
 }
 
-// ---- sending -----------------------------------------------------------------------------------------------------
+// ---- sending ----------------------------------------------------------------------------------------------
 
 static uint64_t stamp_ms(const struct metastore *m)
 {
     return m->stamp_base_ms + (metastore_now(m) - m->stamp_base_ns) / MS;
 }
 
-// On the leader's node. RC_NO_SPACE: the map is nearly full, only what frees is taken (decided here, never in apply).
+// On the leader's node. RC_NO_SPACE: the map is nearly full, only what frees is taken (decided here, never in
+// apply).
 static enum rc propose(struct metastore *m, struct span request)
 {
     if (m->bytes > m->config.map_bytes / 10 * 9 && !command_only_frees(request)) {
@@ -117,12 +121,13 @@ static enum rc propose(struct metastore *m, struct span request)
 
 struct barrier {
     struct metastore *m;
-    uint64_t counter;   // Of a request here, or
-    uint32_t node;      // 0: here. Else who asked,
-    uint64_t session;   // and its request.
+    uint64_t counter;  // Of a request here, or
+    uint32_t node;     // 0: here. Else who asked,
+    uint64_t session;  // and its request.
 };
 
-static void reply(struct metastore *m, uint32_t node, uint64_t session, uint64_t request, enum rc rc, uint64_t index, bool is_fence)
+static void reply(struct metastore *m, uint32_t node, uint64_t session, uint64_t request, enum rc rc,
+                  uint64_t index, bool is_fence)
 {
     Cluster__MetaReply msg = CLUSTER__META_REPLY__INIT;
     msg.session = session;
@@ -178,7 +183,8 @@ static void barrier_done(void *ctx, enum rc rc)
     requests_answer(m);
 }
 
-static void barrier_start(struct metastore *m, uint64_t counter, uint32_t node, uint64_t session, uint64_t timeout_ns)
+static void barrier_start(struct metastore *m, uint64_t counter, uint32_t node, uint64_t session,
+                          uint64_t timeout_ns)
 {
     struct barrier *b = mem_alloc(sizeof(*b));
     *b = (struct barrier){.m = m, .counter = counter, .node = node, .session = session};
@@ -188,7 +194,8 @@ static void barrier_start(struct metastore *m, uint64_t counter, uint32_t node, 
 static enum rc send_to(struct metastore *m, struct request *r, uint32_t node, uint64_t at)
 {
     Cluster__MetaRequest msg = CLUSTER__META_REQUEST__INIT;
-    msg.kind = r->kind == REQUEST_COMMAND ? CLUSTER__META_REQUEST__KIND__COMMAND : CLUSTER__META_REQUEST__KIND__FENCE;
+    msg.kind = r->kind == REQUEST_COMMAND ? CLUSTER__META_REQUEST__KIND__COMMAND
+                                          : CLUSTER__META_REQUEST__KIND__FENCE;
     msg.session = m->session;
     msg.request = r->counter;
     msg.timeout_ms = (uint32_t)((r->deadline - at) / MS) + 1;
@@ -290,13 +297,14 @@ void requests_turn(struct metastore *m, uint64_t at)
     }
 }
 
-// ---- frames ------------------------------------------------------------------------------------------------------
+// ---- frames -----------------------------------------------------------------------------------------------
 
 static void on_request(struct metastore *m, uint32_t node, const struct frame *f)
 {
     Cluster__MetaRequest *msg = cluster__meta_request__unpack(NULL, f->envelope.len, f->envelope.ptr);
     if (!msg) {
-        return;  // The sender asks again until its deadline; a peer of another version is refused at the handshake.
+        return;  // The sender asks again until its deadline; a peer of another version is refused at the
+                 // handshake.
     }
     if (msg->kind == CLUSTER__META_REQUEST__KIND__FENCE) {
         const uint32_t timeout = msg->timeout_ms < TIMEOUT_MAX_MS ? msg->timeout_ms : TIMEOUT_MAX_MS;
@@ -318,7 +326,8 @@ static void on_reply(struct metastore *m, const struct frame *f)
     if (!msg) {
         return;
     }
-    struct request *r = msg->session == m->session && msg->rc < RC_COUNT ? map_get(&m->requests, msg->request) : NULL;
+    struct request *r =
+        msg->session == m->session && msg->rc < RC_COUNT ? map_get(&m->requests, msg->request) : NULL;
     const enum rc rc = (enum rc)msg->rc;
     if (r && msg->is_fence) {
         fence_answered(m, msg->request, rc, msg->index);
@@ -349,7 +358,7 @@ void requests_on_frame(void *ctx, uint32_t node, enum net_lane lane, const struc
     requests_answer(m);
 }
 
-// ---- submitting --------------------------------------------------------------------------------------------------
+// ---- submitting -------------------------------------------------------------------------------------------
 
 // Worker 0.
 void request_start(void *arg)
@@ -376,8 +385,8 @@ void request_start(void *arg)
     }
 }
 
-struct request *request_create(struct metastore *m, uint32_t worker, enum request_kind kind, uint32_t timeout_ms,
-                                      meta_done_fn *done, void *ctx)
+struct request *request_create(struct metastore *m, uint32_t worker, enum request_kind kind,
+                               uint32_t timeout_ms, meta_done_fn *done, void *ctx)
 {
     struct request *r = mem_zalloc(sizeof(*r));
     list_init(&r->link);
@@ -400,7 +409,8 @@ static void request_hand_over(struct metastore *m, struct request *r)
     }
 }
 
-void metastore_submit(struct metastore *m, uint32_t worker, struct meta_command *c, uint32_t timeout_ms, meta_done_fn *done, void *ctx)
+void metastore_submit(struct metastore *m, uint32_t worker, struct meta_command *c, uint32_t timeout_ms,
+                      meta_done_fn *done, void *ctx)
 {
     assert(worker < m->config.workers);
     struct request *r = request_create(m, worker, REQUEST_COMMAND, timeout_ms, done, ctx);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tree's commands: applying entries (tree.h says what a command means).
 //
-// One entry: skip it if it is known (replay); move the clock; drop expired dedup rows; if the command's reference is known answer
-// what was answered first; else run the operations one after another, each seeing the effects of those before it. The first
-// one whose condition fails takes the whole command back: rows by the undo log, counters by the saved meta. The result, good or
-// bad, is remembered under the reference.
-// Invariants: no input makes apply fail (an entry that does not decode is answered RC_MALFORMED and changes nothing, on every
-// replica alike); nothing here depends on time, memory addresses or the order of hash tables.
-#include "metastore/tree_internal.h"
+// One entry: skip it if it is known (replay); move the clock; drop expired dedup rows; if the command's
+// reference is known answer what was answered first; else run the operations one after another, each seeing
+// the effects of those before it. The first one whose condition fails takes the whole command back: rows by
+// the undo log, counters by the saved meta. The result, good or bad, is remembered under the reference.
+// Invariants: no input makes apply fail (an entry that does not decode is answered RC_MALFORMED and changes
+// nothing, on every replica alike); nothing here depends on time, memory addresses or the order of hash
+// tables.
 #include "consensus/consensus.h"
+#include "metastore/tree_internal.h"
 #include "node/base/mem.h"
 #include "proto/record.h"
 #include <stdlib.h>
@@ -90,12 +91,16 @@ void tree_change(struct tree *t, const struct meta_change *c, bool is_update)
     struct meta_change change = *c;
     change.index = t->meta.applied_index;
     change_encode(t->changes, &change);
-    triggers_fire(t, &change, change.is_deleted ? META_EVENT_DELETED : is_update ? META_EVENT_UPDATED : META_EVENT_CREATED);
+    triggers_fire(t, &change,
+                  change.is_deleted ? META_EVENT_DELETED
+                  : is_update       ? META_EVENT_UPDATED
+                                    : META_EVENT_CREATED);
 }
 
-// ---- operations ------------------------------------------------------------------------------------------------
+// ---- operations -------------------------------------------------------------------------------------------
 
-static enum rc check(const struct node_place *at, const struct meta_path *p, enum meta_if condition, uint64_t version)
+static enum rc check(const struct node_place *at, const struct meta_path *p, enum meta_if condition,
+                     uint64_t version)
 {
     const bool is_node = at->found == p->depth;
     const bool is_present = is_node && (at->row.flags & NODE_HAS_PAYLOAD);
@@ -203,12 +208,14 @@ static enum rc put(struct tree *t, const struct command_op *op)
         id = create(t, &op->path, &at);
     }
     TRY(keep_while(t, id, op->modifiers));
-    tree_change(t, &(struct meta_change){
-        .path = &op->path,
-        .is_created = !is_update,
-        .payload = buf_span(&t->payload),
-        .version = version,
-    }, is_update);
+    tree_change(t,
+                &(struct meta_change){
+                    .path = &op->path,
+                    .is_created = !is_update,
+                    .payload = buf_span(&t->payload),
+                    .version = version,
+                },
+                is_update);
     return RC_OK;
 }
 
@@ -261,8 +268,9 @@ static enum rc run_op(struct tree *t, const struct command_op *op, struct tree_r
     return RC_MALFORMED;
 }
 
-// ---- deduplication ---------------------------------------------------------------------------------------------
-// KV_DEDUP: 'r' + reference -> {u64 expiry, u32 rc, u32 failed op, u64 index}; 'e' + expiry + reference -> nothing.
+// ---- deduplication ----------------------------------------------------------------------------------------
+// KV_DEDUP: 'r' + reference -> {u64 expiry, u32 rc, u32 failed op, u64 index};
+// 'e' + expiry + reference -> nothing.
 
 enum { REF_BYTES = 20 };
 
@@ -332,7 +340,7 @@ static void dedup_remember(struct tree *t, const struct tree_result *result)
     row_put(t, KV_DEDUP, span_of(by_expiry, sizeof(by_expiry)), (struct span){0});
 }
 
-// ---- applying --------------------------------------------------------------------------------------------------
+// ---- applying ---------------------------------------------------------------------------------------------
 
 static enum rc run_ops(struct tree *t, const struct command *c, struct tree_result *out)
 {
@@ -403,7 +411,8 @@ static void run_command(struct tree *t, struct span payload, struct buf *changes
     }
 }
 
-void tree_apply(struct tree *t, uint64_t index, uint64_t term, uint16_t kind, struct span payload, struct buf *changes, struct tree_result *out)
+void tree_apply(struct tree *t, uint64_t index, uint64_t term, uint16_t kind, struct span payload,
+                struct buf *changes, struct tree_result *out)
 {
     *out = (struct tree_result){.index = index};
     if (index <= t->meta.applied_index || t->rc != RC_OK) {
@@ -424,8 +433,9 @@ void tree_apply(struct tree *t, uint64_t index, uint64_t term, uint16_t kind, st
     }
 }
 
-// ---- triggers --------------------------------------------------------------------------------------------------
-// KV_TRIG: 'd' + trigger id -> {u8 events, path}; 'p' + sequence -> {u32 trigger, u8 event, path, u32 length, payload}.
+// ---- triggers ---------------------------------------------------------------------------------------------
+// KV_TRIG: 'd' + trigger id -> {u8 events, path};
+// 'p' + sequence -> {u32 trigger, u8 event, path, u32 length, payload}.
 
 void triggers_free(struct tree *t)
 {

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deleting a node and all that goes with it.
 //
-// What goes: everything below it; every node kept while one of those exists, or while it has children and it lost the last
-// one; parents that were only made on the way and have no children left. And again for each of these.
-// Idea: an explicit worklist (`items`), filled and worked off in the order of discovery, which depends on the rows only. A node
-// is looked at once; its rows go at once, both directions of its watches with them; it stays in the list so that paths
-// below it can still be spelled. Surviving parents are counted down in memory and written once at the end: a parent that loses
-// n children costs one write, not n. Then all removals are told, youngest id first: children before parents, and what was kept
-// while something existed usually before it.
-// Invariants: whatever is in the list will be removed. A child count reaches 0 once, and its watchers are looked up then only.
+// What goes: everything below it; every node kept while one of those exists, or while it has children and it
+// lost the last one; parents that were only made on the way and have no children left. And again for each of
+// these. Idea: an explicit worklist (`items`), filled and worked off in the order of discovery, which depends
+// on the rows only. A node is looked at once; its rows go at once, both directions of its watches with them;
+// it stays in the list so that paths below it can still be spelled. Surviving parents are counted down in
+// memory and written once at the end: a parent that loses n children costs one write, not n. Then all
+// removals are told, youngest id first: children before parents, and what was kept while something existed
+// usually before it. Invariants: whatever is in the list will be removed. A child count reaches 0 once, and
+// its watchers are looked up then only.
 #include "metastore/tree_internal.h"
 #include "node/base/map.h"
 #include "node/base/mem.h"
@@ -30,7 +31,7 @@ struct cascade {
     struct item *items;
     uint32_t count;
     uint32_t cap;
-    struct map index;     // Id -> position + 1.
+    struct map index;      // Id -> position + 1.
     struct map survivors;  // Parent id -> struct survivor.
     struct buf paths;
     struct buf payloads;
@@ -151,7 +152,8 @@ static void doom_children(struct cascade *c, uint32_t position)
     struct span key;
     struct span body;
     bool is_after = false;
-    while (row_next(c->t, KV_NODE, key_span(&from), is_after, &key, &body) && key_read_u64(key.ptr) == parent.id) {
+    while (row_next(c->t, KV_NODE, key_span(&from), is_after, &key, &body) &&
+           key_read_u64(key.ptr) == parent.id) {
         from = key_node(parent.id, span_of(key.ptr + 8, key.len - 8));
         is_after = true;
         struct reader r = reader_of(body);
@@ -178,7 +180,8 @@ static void parent_lost_child(struct cascade *c, uint64_t parent)
             return;
         }
         s = mem_alloc(sizeof(*s));
-        *s = (struct survivor){.id = parent, .children_left = n.child_count, .is_auto = n.flags & NODE_IS_AUTO};
+        *s = (struct survivor){
+            .id = parent, .children_left = n.child_count, .is_auto = n.flags & NODE_IS_AUTO};
         map_put(&c->survivors, parent, s);
     }
     assert(s->children_left > 0);
@@ -208,7 +211,8 @@ static void remove_item(struct cascade *c, uint32_t position)
     struct item *it = &c->items[position];
     const uint64_t id = it->id;
     const uint64_t parent = it->parent;
-    const struct tree_key node = key_node(parent, last_name(span_of(c->paths.ptr + it->path_at, it->path_len)));
+    const struct tree_key node =
+        key_node(parent, last_name(span_of(c->paths.ptr + it->path_at, it->path_len)));
     const struct tree_key by_id = key_id(id);
     struct node_row n;
     if (!node_get(t, parent, span_of(node.bytes + 8, node.len - 8), &n)) {
@@ -251,12 +255,14 @@ static void tell(struct cascade *c)
         struct reader r = reader_of(span_of(c->paths.ptr + it->path_at, it->path_len));
         const enum rc rc = path_decode(&r, &path);
         assert(rc == RC_OK);
-        tree_change(c->t, &(struct meta_change){
-            .path = &path,
-            .is_deleted = true,
-            .payload = span_of(c->payloads.ptr + it->payload_at, it->payload_len),
-            .version = it->version,
-        }, false);
+        tree_change(c->t,
+                    &(struct meta_change){
+                        .path = &path,
+                        .is_deleted = true,
+                        .payload = span_of(c->payloads.ptr + it->payload_at, it->payload_len),
+                        .version = it->version,
+                    },
+                    false);
     }
 }
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Node rows, paths and watches: what the commands are made of (tables in README.md).
 //
-// KV_NODE {parent id, name} -> node row: one range lists the children, a path costs one read a name. KV_BY_ID goes up again.
-// A watch is two rows, KV_KW {watcher, watched} and KV_KWREV {watched, watcher}; only watch_add and watch_clear touch them, always
-// both, so that neither direction can outlive the other.
+// KV_NODE {parent id, name} -> node row: one range lists the children, a path costs one read a name. KV_BY_ID
+// goes up again. A watch is two rows, KV_KW {watcher, watched} and KV_KWREV {watched, watcher}; only
+// watch_add and watch_clear touch them, always both, so that neither direction can outlive the other.
 #include "metastore/tree_internal.h"
 
 static bool node_decode(struct span body, struct node_row *out)
@@ -30,7 +30,8 @@ bool node_get(struct tree *t, uint64_t parent, struct span name, struct node_row
     return true;
 }
 
-void node_put(struct tree *t, uint64_t parent, struct span name, const struct node_row *n, struct span payload)
+void node_put(struct tree *t, uint64_t parent, struct span name, const struct node_row *n,
+              struct span payload)
 {
     assert(n->id > parent);  // Ids grow downwards: walks and cascades rely on it.
     assert((n->version > 0) == ((n->flags & NODE_HAS_PAYLOAD) != 0));
@@ -120,7 +121,7 @@ void node_path(struct tree *t, uint64_t id, struct buf *to)
     }
 }
 
-// ---- watches ---------------------------------------------------------------------------------------------------
+// ---- watches ----------------------------------------------------------------------------------------------
 
 void watch_add(struct tree *t, uint64_t watcher, uint64_t watched, uint8_t kind)
 {

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows: the tree's only way to its store.
 //
-// Problem: LMDB checks nothing of what it reads, a command must have all its effects or none, and replicas must be comparable.
-// Idea: one function writes, one removes. Both know the old row, so they can keep a checksum per row, a digest over all rows
-// (a sum of row hashes: order does not matter, so it is kept up by difference), a count, and an undo log for the running command.
-// Invariants: meta.rows and meta.digest describe all tables but KV_META, at every moment between two row writes. tree.rc holds
-// the first failure of the store; from then on reads find nothing and writes do nothing, and nothing is committed any more.
+// Problem: LMDB checks nothing of what it reads, a command must have all its effects or none, and replicas
+// must be comparable. Idea: one function writes, one removes. Both know the old row, so they can keep a
+// checksum per row, a digest over all rows (a sum of row hashes: order does not matter, so it is kept up by
+// difference), a count, and an undo log for the running command. Invariants: meta.rows and meta.digest
+// describe all tables but KV_META, at every moment between two row writes. tree.rc holds the first failure of
+// the store; from then on reads find nothing and writes do nothing, and nothing is committed any more.
 #include "metastore/tree_internal.h"
 #include "node/base/crc32c.h"
 #include "node/base/map.h"
@@ -54,7 +55,8 @@ void tree_begin(struct tree *t)
     }
 }
 
-static bool checked(struct tree *t, enum rc rc, enum kv_table table, struct span key, struct span value, struct span *body)
+static bool checked(struct tree *t, enum rc rc, enum kv_table table, struct span key, struct span value,
+                    struct span *body)
 {
     if (rc == RC_NOT_FOUND) {
         return false;
@@ -86,7 +88,8 @@ bool row_has(struct tree *t, enum kv_table table, struct span key)
     return row_get(t, table, key, &body);
 }
 
-bool row_next(struct tree *t, enum kv_table table, struct span from, bool is_after, struct span *key, struct span *body)
+bool row_next(struct tree *t, enum kv_table table, struct span from, bool is_after, struct span *key,
+              struct span *body)
 {
     tree_begin(t);
     if (t->rc != RC_OK) {
@@ -97,7 +100,7 @@ bool row_next(struct tree *t, enum kv_table table, struct span from, bool is_aft
     return checked(t, rc, table, rc == RC_OK ? *key : from, value, body);
 }
 
-// ---- writing ---------------------------------------------------------------------------------------------------
+// ---- writing ----------------------------------------------------------------------------------------------
 
 static void log_old(struct tree *t, enum kv_table table, struct span key, bool is_there, struct span body)
 {
@@ -193,7 +196,7 @@ void rows_undo(struct tree *t)
     }
 }
 
-// ---- the meta row ----------------------------------------------------------------------------------------------
+// ---- the meta row -----------------------------------------------------------------------------------------
 
 struct span meta_row_key(void)
 {

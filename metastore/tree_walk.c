@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading the whole tree: telling it to subscribers, verifying it, checking snapshot streams.
 //
-// KV_NODE's order is by parent id, and ids grow downwards, so one scan meets parents before their children; the path is spelled
-// once per parent. Verification reads every row of every table and must arrive at exactly the count and digest that
-// the meta row promises: a lost, stale, doubled or changed row shows (CR-05).
+// KV_NODE's order is by parent id, and ids grow downwards, so one scan meets parents before their children;
+// the path is spelled once per parent. Verification reads every row of every table and must arrive at exactly
+// the count and digest that the meta row promises: a lost, stale, doubled or changed row shows (CR-05).
 #include "metastore/tree_internal.h"
 
 void tree_walk(struct tree *t, struct buf *changes)
@@ -36,17 +36,17 @@ void tree_walk(struct tree *t, struct buf *changes)
         assert(rc == RC_OK && p.depth < META_PATH_DEPTH);
         p.names[p.depth++] = span_of(from.bytes + 8, from.len - 8);
         change_encode(changes, &(struct meta_change){
-            .index = t->meta.applied_index,
-            .path = &p,
-            .is_created = true,
-            .payload = reader_span(&r, reader_left(&r)),
-            .version = version,
-        });
+                                   .index = t->meta.applied_index,
+                                   .path = &p,
+                                   .is_created = true,
+                                   .payload = reader_span(&r, reader_left(&r)),
+                                   .version = version,
+                               });
     }
     buf_deinit(&path);
 }
 
-// ---- verifying -------------------------------------------------------------------------------------------------
+// ---- verifying --------------------------------------------------------------------------------------------
 
 struct scan {
     uint64_t rows;
@@ -94,13 +94,14 @@ enum rc tree_verify(struct tree *t)
     }
     kv_abort(txn);
     TRY(rc);
-    const bool is_whole = s.rows == t->meta.rows && s.digest == t->meta.digest && s.per_table[KV_NODE] == t->meta.nodes &&
-                          s.per_table[KV_BY_ID] == t->meta.nodes && s.per_table[KV_KW] == s.per_table[KV_KWREV] &&
+    const bool is_whole = s.rows == t->meta.rows && s.digest == t->meta.digest &&
+                          s.per_table[KV_NODE] == t->meta.nodes && s.per_table[KV_BY_ID] == t->meta.nodes &&
+                          s.per_table[KV_KW] == s.per_table[KV_KWREV] &&
                           s.per_table[KV_META] == (t->meta.applied_index > 0 ? 1u : s.per_table[KV_META]);
     return is_whole ? RC_OK : RC_CORRUPT;
 }
 
-// ---- structure (tests) -----------------------------------------------------------------------------------------
+// ---- structure (tests) ------------------------------------------------------------------------------------
 
 static enum rc check_node(struct tree *t, const struct tree_key *k, const struct node_row *n)
 {
@@ -117,7 +118,8 @@ static enum rc check_node(struct tree *t, const struct tree_key *k, const struct
     struct tree_key from = key_id(n->id);
     struct span key;
     struct span body;
-    for (bool is_after = false; row_next(t, KV_NODE, key_span(&from), is_after, &key, &body); is_after = true) {
+    for (bool is_after = false; row_next(t, KV_NODE, key_span(&from), is_after, &key, &body);
+         is_after = true) {
         if (key_read_u64(key.ptr) != n->id) {
             break;
         }
@@ -173,7 +175,7 @@ enum rc tree_check(struct tree *t)
     return nodes == t->meta.nodes && t->rc == RC_OK ? RC_OK : RC_BUG;
 }
 
-// ---- snapshot streams ------------------------------------------------------------------------------------------
+// ---- snapshot streams -------------------------------------------------------------------------------------
 
 static enum rc check_row(void *ctx, enum kv_table table, struct span key, struct span value)
 {
@@ -210,5 +212,7 @@ enum rc tree_snapshot_check_chunk(struct tree_snapshot_check *c, struct span chu
 
 enum rc tree_snapshot_check_end(struct tree_snapshot_check *c)
 {
-    return c->reader.is_done && c->has_meta && c->rows == c->meta.rows && c->digest == c->meta.digest ? RC_OK : RC_CORRUPT;
+    return c->reader.is_done && c->has_meta && c->rows == c->meta.rows && c->digest == c->meta.digest
+               ? RC_OK
+               : RC_CORRUPT;
 }

@@ -14,11 +14,11 @@
 #include <unistd.h>
 
 // As ck_assert, for what is asked very often: Check writes a note for each of its own.
-#define HOT(x)                        \
-    do {                              \
-        if (!(x)) {                   \
-            ck_abort_msg("%s", #x);   \
-        }                             \
+#define HOT(x)                                                                                               \
+    do {                                                                                                     \
+        if (!(x)) {                                                                                          \
+            ck_abort_msg("%s", #x);                                                                          \
+        }                                                                                                    \
     } while (0)
 
 // What a damaged LMDB file leaves behind after the library died of it stays where it is (kv_lmdb_guard).
@@ -83,16 +83,17 @@ static inline void path_to_text(const struct meta_path *p, char *to, size_t size
     size_t at = 0;
     to[0] = '\0';
     for (uint32_t i = 0; i < p->depth; i++) {
-        at += (size_t)snprintf(to + at, size - at, "%s%.*s", i ? "/" : "", (int)p->names[i].len, (const char *)p->names[i].ptr);
+        at += (size_t)snprintf(to + at, size - at, "%s%.*s", i ? "/" : "", (int)p->names[i].len,
+                               (const char *)p->names[i].ptr);
     }
 }
 
-// ---- a tree and its log position -----------------------------------------------------------------------------------
+// ---- a tree and its log position --------------------------------------------------------------------------
 
 struct bench {
     struct kv *kv;
     struct tree tree;
-    struct buf changes;         // Of the latest command.
+    struct buf changes;  // Of the latest command.
     struct tree_result result;
     uint64_t index;
     uint64_t stamp_ms;
@@ -145,7 +146,8 @@ static inline enum rc bench_run(struct bench *b, struct meta_command *c)
     return rc;
 }
 
-static inline enum rc bench_put(struct bench *b, const char *path, const char *payload, enum meta_if condition)
+static inline enum rc bench_put(struct bench *b, const char *path, const char *payload,
+                                enum meta_if condition)
 {
     struct meta_command c;
     meta_command_init(&c);
@@ -193,7 +195,11 @@ static inline const char *bench_changes(struct bench *b)
     while (change_next(&r, &c, &p) == RC_OK) {
         char path[512];
         path_to_text(&p, path, sizeof(path));
-        at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%c%s", at ? " " : "", c.is_deleted ? '-' : c.is_created ? '+' : '=', path);
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%c%s", at ? " " : "",
+                               c.is_deleted   ? '-'
+                               : c.is_created ? '+'
+                                              : '=',
+                               path);
         ck_assert_uint_lt(at, sizeof(text));
         ck_assert_uint_eq(c.index, b->index);
     }

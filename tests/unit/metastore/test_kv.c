@@ -239,7 +239,8 @@ START_TEST(random_changes_agree_with_a_plain_array)
             }
             struct span kk;
             struct span v;
-            ck_assert_int_eq(kv_next(t, KV_DEDUP, span_of(from, from_len), from_len > 0, &kk, &v), RC_NOT_FOUND);
+            ck_assert_int_eq(kv_next(t, KV_DEDUP, span_of(from, from_len), from_len > 0, &kk, &v),
+                             RC_NOT_FOUND);
             break;
         }
         default:
@@ -271,7 +272,8 @@ START_TEST(a_copy_cut_into_small_chunks_is_the_same_store)
         char value[200];
         snprintf(key, sizeof(key), "%d", i);
         memset(value, 'a' + i % 26, sizeof(value));
-        ck_assert_int_eq(kv_put(t, (enum kv_table)(i % KV_TABLES), span_str(key), span_of(value, (size_t)i * 2)), RC_OK);
+        ck_assert_int_eq(
+            kv_put(t, (enum kv_table)(i % KV_TABLES), span_str(key), span_of(value, (size_t)i * 2)), RC_OK);
     }
     ck_assert_int_eq(kv_commit(t), RC_OK);
     t = begin(false);
@@ -348,7 +350,7 @@ START_TEST(a_stream_that_ends_early_or_skips_a_chunk_is_not_whole)
 }
 END_TEST
 
-// ---- generations (LMDB only) ---------------------------------------------------------------------------------------
+// ---- generations (LMDB only) ------------------------------------------------------------------------------
 
 static void file_write(const char *name, const char *content)
 {

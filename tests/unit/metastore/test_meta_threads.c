@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: metastore node/base proto consensus consensus/raft consensus/solo gen
-// The state machine with real threads: worker 0 is the test, the meta thread runs jobs, a cold thread walks snapshots while
-// entries go on being applied. Meant for the thread sanitizer; the end states are compared, too.
+// The state machine with real threads: worker 0 is the test, the meta thread runs jobs, a cold thread walks
+// snapshots while entries go on being applied. Meant for the thread sanitizer; the end states are compared,
+// too.
 #include "meta_fixture.h"
 #include "metastore/meta_fsm.h"
 #include <pthread.h>
 
-// ---- two threads -----------------------------------------------------------------------------------------------------
+// ---- two threads ------------------------------------------------------------------------------------------
 
 struct queue {
     pthread_mutex_t mutex;
@@ -81,7 +82,7 @@ static void thread_stop(struct thread *t)
     pthread_join(t->id, NULL);
 }
 
-// ---- the test --------------------------------------------------------------------------------------------------------
+// ---- the test ---------------------------------------------------------------------------------------------
 
 static struct queue back;
 static uint64_t applied;
@@ -106,8 +107,8 @@ static void on_role(void *ctx, const struct consensus_status *st)
 struct walk {
     struct job job;
     struct fsm_snapshot *snapshot;
-    struct buf chunks;      // Of u32 length and bytes.
-    uint64_t index;         // The host's applied index when it was begun.
+    struct buf chunks;  // Of u32 length and bytes.
+    uint64_t index;     // The host's applied index when it was begun.
     bool is_done;
 };
 
@@ -147,7 +148,12 @@ START_TEST(snapshots_are_walked_while_entries_are_applied)
     struct thread cold;
     struct meta_fsm f;
     const struct meta_fsm_config config = {
-        .dir = _i == BACK_LMDB ? dir : NULL, .map_bytes = 1ull << 30, .exec = &meta.exec, .node_id = 1, .done = on_job, .role = on_role,
+        .dir = _i == BACK_LMDB ? dir : NULL,
+        .map_bytes = 1ull << 30,
+        .exec = &meta.exec,
+        .node_id = 1,
+        .done = on_job,
+        .role = on_role,
     };
     bool is_damaged;
     bool is_new;
@@ -179,7 +185,8 @@ START_TEST(snapshots_are_walked_while_entries_are_applied)
             if (s) {
                 buf_deinit(&last.chunks);
                 last = w;
-                w = (struct walk){.job = {.run = walk_run, .done = walk_done}, .snapshot = s, .index = applied};
+                w = (struct walk){
+                    .job = {.run = walk_run, .done = walk_done}, .snapshot = s, .index = applied};
                 snapshots++;
                 exec_submit(&cold.exec, &w.job);
             }

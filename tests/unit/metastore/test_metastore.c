@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: metastore node/base proto consensus consensus/raft consensus/solo gen
-// The metadata store over a host that is a stand-in: three nodes, one log that is always the same everywhere, a leader who
-// is whoever the test says, frames that arrive when the test says. Real raft under it: tests/sim.
+// The metadata store over a host that is a stand-in: three nodes, one log that is always the same everywhere,
+// a leader who is whoever the test says, frames that arrive when the test says. Real raft under it:
+// tests/sim.
 #include "meta_fixture.h"
 #include "metastore/metastore.h"
 #include "node/base/log.h"
@@ -37,7 +38,7 @@ struct group {
 
 struct host {
     struct net net;
-    uint32_t node;          // 1..NODES
+    uint32_t node;  // 1..NODES
     struct group group;
     bool has_group;
     host_frame_fn *on_frame;
@@ -50,7 +51,7 @@ struct host {
 struct answer {
     bool is_there;
     struct meta_result result;
-    uint64_t seen;          // By the worker when it was answered.
+    uint64_t seen;  // By the worker when it was answered.
     uint32_t worker;
     struct node *node;
 };
@@ -61,17 +62,17 @@ struct node {
     bool is_up;
     struct call posted[4096];
     uint32_t posted_count;
-    char told[WORKERS][8192];   // What the subscriber heard.
+    char told[WORKERS][8192];  // What the subscriber heard.
     char events[1024];
 };
 
 static struct {
     struct node node[NODES + 1];
-    struct buf log[LOG_MAX];    // From 1.
+    struct buf log[LOG_MAX];  // From 1.
     uint16_t kind[LOG_MAX];
     uint64_t last;
     uint64_t term;
-    uint32_t leader;            // 0: none.
+    uint32_t leader;  // 0: none.
     bool has_quorum;
     uint64_t now_ns;
     struct frame_copy frames[1024];
@@ -80,7 +81,7 @@ static struct {
     uint64_t frames_sent;
 } w;
 
-// ---- the stand-in ----------------------------------------------------------------------------------------------------
+// ---- the stand-in -----------------------------------------------------------------------------------------
 
 static uint64_t fake_mono(void *ctx)
 {
@@ -112,8 +113,8 @@ static void log_append_entry(uint16_t kind, const struct glog_part *parts, uint3
     }
 }
 
-static enum rc fake_send(struct net *net, uint32_t node, enum net_lane lane, enum frame_type type, struct span envelope,
-                         const struct iovec *raw, int raw_count, bool raw_crc)
+static enum rc fake_send(struct net *net, uint32_t node, enum net_lane lane, enum frame_type type,
+                         struct span envelope, const struct iovec *raw, int raw_count, bool raw_crc)
 {
     struct host *h = container_of(net, struct host, net);
     ck_assert_int_eq(lane, LANE_CONTROL);
@@ -182,7 +183,8 @@ void group_status(const struct group *g, struct consensus_status *out)
     };
 }
 
-enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t count, bool is_reserved, uint64_t *index, uint64_t *term)
+enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t count, bool is_reserved,
+                      uint64_t *index, uint64_t *term)
 {
     (void)is_reserved;
     if (!leads(g->host)) {
@@ -200,7 +202,8 @@ void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *don
 {
     struct host *h = g->host;
     ck_assert_uint_lt(h->barriers_count, 64);
-    h->barriers[h->barriers_count++] = (struct barrier){.index = committed(), .deadline = w.now_ns + timeout_ns, .done = done, .ctx = ctx};
+    h->barriers[h->barriers_count++] =
+        (struct barrier){.index = committed(), .deadline = w.now_ns + timeout_ns, .done = done, .ctx = ctx};
 }
 
 void group_applied(struct group *g, uint64_t index)
@@ -210,7 +213,7 @@ void group_applied(struct group *g, uint64_t index)
     g->applied = index;
 }
 
-// ---- nodes -------------------------------------------------------------------------------------------------------------
+// ---- nodes ------------------------------------------------------------------------------------------------
 
 static void fake_post(void *ctx, uint32_t worker, void (*fn)(void *), void *arg)
 {
@@ -269,12 +272,19 @@ static void node_start(uint32_t id, const char *dir, const struct store_group *r
     n->host.node = id;
     n->host.net.send = fake_send;
     const struct metastore_config config = {
-        .dir = dir, .map_bytes = 1 << 28, .node_id = id, .workers = WORKERS, .post = fake_post, .post_ctx = n, .clock = &fake_clock,
+        .dir = dir,
+        .map_bytes = 1 << 28,
+        .node_id = id,
+        .workers = WORKERS,
+        .post = fake_post,
+        .post_ctx = n,
+        .clock = &fake_clock,
     };
     ck_assert_int_eq(metastore_open(&config, &n->m), RC_OK);
     for (uint32_t i = 0; i < WORKERS; i++) {
         ears[id][i] = (struct ear){n, i};
-        const struct meta_subscriber s = {.change = on_change, .reset = on_reset, .loaded = on_loaded, .ctx = &ears[id][i]};
+        const struct meta_subscriber s = {
+            .change = on_change, .reset = on_reset, .loaded = on_loaded, .ctx = &ears[id][i]};
         metastore_subscribe(n->m, i, &s);
     }
     struct config members = {.count = NODES};
@@ -322,7 +332,11 @@ static void host_pump(struct host *h)
         uint32_t n = 0;
         while (n < 16 && g->handed + n < committed()) {
             const uint64_t i = g->handed + n + 1;
-            batch[n++] = (struct entry){.group = META_GROUP_ID, .index = i, .term = 1, .kind = w.kind[i], .payload = buf_span(&w.log[i])};
+            batch[n++] = (struct entry){.group = META_GROUP_ID,
+                                        .index = i,
+                                        .term = 1,
+                                        .kind = w.kind[i],
+                                        .payload = buf_span(&w.log[i])};
         }
         g->handed += n;
         const uint32_t applied = g->fsm->apply(g->ctx, batch, n);
@@ -369,7 +383,8 @@ static void frames_pump(void)
     for (uint32_t i = 0; i < count; i++) {
         struct frame_copy *f = &copies[i];
         struct host *h = &w.node[f->to].host;
-        const struct frame frame = {.type = f->type, .envelope = buf_span(&f->envelope), .raw = buf_span(&f->raw)};
+        const struct frame frame = {
+            .type = f->type, .envelope = buf_span(&f->envelope), .raw = buf_span(&f->raw)};
         if (w.node[f->to].is_up) {
             h->on_frame(h->on_frame_ctx, f->from, LANE_CONTROL, &frame);
         }
@@ -456,11 +471,11 @@ static void teardown(void)
     }
 }
 
-// ---- tests -------------------------------------------------------------------------------------------------------------
+// ---- tests ------------------------------------------------------------------------------------------------
 
 START_TEST(a_command_is_answered_after_its_worker_has_seen_the_change)
 {
-    for (uint32_t id = 1; id <= NODES; id++) {      // Led here, and elsewhere.
+    for (uint32_t id = 1; id <= NODES; id++) {  // Led here, and elsewhere.
         for (uint32_t worker = 0; worker < WORKERS; worker++) {
             struct answer a;
             char path[16];
@@ -631,7 +646,7 @@ START_TEST(a_minority_is_told_nothing_and_forgets_nothing)
 }
 END_TEST
 
-// ---- starting ------------------------------------------------------------------------------------------------------------
+// ---- starting ---------------------------------------------------------------------------------------------
 
 START_TEST(a_new_store_is_told_only_once_a_majority_proves_what_exists)
 {
@@ -682,7 +697,8 @@ START_TEST(a_restarted_node_serves_what_it_has_without_a_majority)
     restart_on_disk(3);
     ck_assert(!metastore_is_damaged(w.node[3].m));
     pump();
-    ck_assert_str_eq(w.node[3].told[1], "+q +r loaded ");  // And the replay of the same entries said nothing more.
+    ck_assert_str_eq(w.node[3].told[1],
+                     "+q +r loaded ");  // And the replay of the same entries said nothing more.
     node_stop(3);
     temp_remove(dir);
 }
@@ -769,7 +785,7 @@ START_TEST(a_store_of_a_former_life_is_not_taken_over_by_a_new_replica)
 }
 END_TEST
 
-// ---- snapshots -----------------------------------------------------------------------------------------------------------
+// ---- snapshots --------------------------------------------------------------------------------------------
 
 struct image {
     struct buf chunks[64];
@@ -924,7 +940,7 @@ START_TEST(a_damaged_snapshot_is_refused_and_the_old_state_stays)
 }
 END_TEST
 
-// ---- triggers ------------------------------------------------------------------------------------------------------------
+// ---- triggers ---------------------------------------------------------------------------------------------
 
 START_TEST(pending_events_are_told_on_the_leader_and_again_on_the_next_until_acknowledged)
 {

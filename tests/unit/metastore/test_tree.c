@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: metastore node/base proto consensus consensus/raft consensus/solo gen
-// The tree: operations and conditions, keep-while and cascades (a test for each known way to get them wrong, engine-notes §4.1),
-// triggers, deduplication, replay.
+// The tree: operations and conditions, keep-while and cascades (a test for each known way to get them wrong,
+// engine-notes §4.1), triggers, deduplication, replay.
 #include "meta_fixture.h"
 #include <time.h>
 
@@ -47,7 +47,7 @@ static uint32_t rows_in(enum kv_table table)
     return n;
 }
 
-// ---- operations ------------------------------------------------------------------------------------------------
+// ---- operations -------------------------------------------------------------------------------------------
 
 START_TEST(a_put_makes_missing_parents_and_tells_only_what_has_a_payload)
 {
@@ -211,7 +211,8 @@ START_TEST(names_may_hold_any_byte_or_none)
     meta_command_init(&c);
     uint8_t long_name[META_NAME_MAX];
     memset(long_name, 0, sizeof(long_name));
-    const struct meta_path p = {.depth = 3, .names = {span_of("\0/\xff", 3), span_of("", 0), span_of(long_name, sizeof(long_name))}};
+    const struct meta_path p = {
+        .depth = 3, .names = {span_of("\0/\xff", 3), span_of("", 0), span_of(long_name, sizeof(long_name))}};
     meta_put(&c, &p, span_str("x"), META_IF_ABSENT, 0);
     ck_assert_int_eq(bench_run(&b, &c), RC_OK);
     struct reader r = reader_of(buf_span(&b.changes));
@@ -250,7 +251,7 @@ START_TEST(what_does_not_fit_marks_the_command_invalid)
 }
 END_TEST
 
-// ---- keep-while and cascades -----------------------------------------------------------------------------------
+// ---- keep-while and cascades ------------------------------------------------------------------------------
 
 START_TEST(a_node_goes_with_what_it_was_kept_for)
 {
@@ -397,8 +398,9 @@ static double seconds(void)
     return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
 }
 
-// khepri f105887, f12c0bf, eda643b, 6ca53ad: cascades that cost the square of the number of siblings. Counted, not timed:
-// the bytes written by a delete of n siblings under a parent with a large payload are in proportion to n.
+// khepri f105887, f12c0bf, eda643b, 6ca53ad: cascades that cost the square of the number of siblings.
+// Counted, not timed: the bytes written by a delete of n siblings under a parent with a large payload are in
+// proportion to n.
 START_TEST(fifty_thousand_watching_siblings_cost_in_proportion)
 {
     enum { N = 50000 };
@@ -425,8 +427,9 @@ START_TEST(fifty_thousand_watching_siblings_cost_in_proportion)
     ck_assert_int_eq(bench_delete(&b, "q", META_IF_ANY), RC_OK);
     const double took = seconds() - start;
     ck_assert_uint_eq(b.result.removed, N + 2);
-    ck_assert_uint_lt(b.tree.dirty_bytes, (uint64_t)N * 200 + 200000);  // A rewrite of x per child would be 5 GB.
-    ck_assert_double_lt(took, 10.0);  // About 0.3 s; the square would take minutes.
+    ck_assert_uint_lt(b.tree.dirty_bytes,
+                      (uint64_t)N * 200 + 200000);  // A rewrite of x per child would be 5 GB.
+    ck_assert_double_lt(took, 10.0);                // About 0.3 s; the square would take minutes.
     ck_assert_uint_eq(info_of("x").child_count, 1);
     free(large);
 }
@@ -457,7 +460,7 @@ START_TEST(a_chain_of_fifty_thousand_conditions_is_worked_off_without_recursion)
 }
 END_TEST
 
-// ---- deduplication and replay ------------------------------------------------------------------------------------
+// ---- deduplication and replay -----------------------------------------------------------------------------
 
 static enum rc run_as(struct command_ref ref, const char *path, uint64_t stamp)
 {
@@ -595,7 +598,7 @@ START_TEST(configuration_entries_are_kept_beside_the_applied_index)
 }
 END_TEST
 
-// ---- triggers ----------------------------------------------------------------------------------------------------
+// ---- triggers ---------------------------------------------------------------------------------------------
 
 static void set_trigger(uint32_t id, const char *prefix, uint8_t events)
 {
@@ -623,8 +626,8 @@ static const char *events_text(void)
         ck_assert_int_eq(path_decode(&r, &p), RC_OK);
         path_to_text(&p, path, sizeof(path));
         const struct span payload = reader_str32(&r);
-        at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%u:%u:%u:%s:%.*s", at ? " " : "", (unsigned)seq, id, event, path,
-                               (int)payload.len, (const char *)payload.ptr);
+        at += (size_t)snprintf(text + at, sizeof(text) - at, "%s%u:%u:%u:%s:%.*s", at ? " " : "",
+                               (unsigned)seq, id, event, path, (int)payload.len, (const char *)payload.ptr);
     }
     buf_deinit(&events);
     return text;
@@ -689,7 +692,7 @@ START_TEST(triggers_of_a_failed_command_are_not_set_and_events_not_kept)
 }
 END_TEST
 
-// ---- reading all -------------------------------------------------------------------------------------------------
+// ---- reading all ------------------------------------------------------------------------------------------
 
 START_TEST(a_walk_tells_every_payload_parents_first)
 {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: metastore node/base proto consensus consensus/raft consensus/solo gen
-// The tree against a simple model under random commands, on both back ends at once: same answers, same nodes, same
-// digests; then as replicas: restored from a snapshot, reopened at an older commit and replayed, damaged.
+// The tree against a simple model under random commands, on both back ends at once: same answers, same nodes,
+// same digests; then as replicas: restored from a snapshot, reopened at an older commit and replayed,
+// damaged.
 #include "meta_fixture.h"
 #include "node/base/env.h"
 #include <fcntl.h>
 
-// ---- the model -----------------------------------------------------------------------------------------------------
-// Paths of up to four of the names a..d are the nodes of a complete tree in heap order: root 0, children 4i + 1 .. 4i + 4.
+// ---- the model
+// ----------------------------------------------------------------------------------------------------- Paths
+// of up to four of the names a..d are the nodes of a complete tree in heap order: root 0, children 4i + 1 ..
+// 4i + 4.
 
 enum { NAMES = 4, DEPTH = 4, NODES = 1 + 4 + 16 + 64 + 256, WATCHES = 8 };
 
@@ -154,7 +157,7 @@ static enum rc model_op(struct model *m, const struct op *op)
     return RC_OK;
 }
 
-// ---- both ----------------------------------------------------------------------------------------------------------
+// ---- both -------------------------------------------------------------------------------------------------
 
 static struct meta_path path_of(uint32_t i)
 {
@@ -185,8 +188,9 @@ static struct op random_op(struct rng *rng, const struct model *m)
 {
     struct op op = {.node = random_node(rng), .payload = (uint32_t)rng_next(rng)};
     op.is_delete = rng_below(rng, 4) == 0;
-    static const enum meta_if conditions[] = {META_IF_ANY, META_IF_ANY, META_IF_ANY, META_IF_ABSENT,
-                                              META_IF_PRESENT, META_IF_VERSION, META_IF_NO_CHILDREN};
+    static const enum meta_if conditions[] = {META_IF_ANY,        META_IF_ANY,     META_IF_ANY,
+                                              META_IF_ABSENT,     META_IF_PRESENT, META_IF_VERSION,
+                                              META_IF_NO_CHILDREN};
     op.condition = conditions[rng_below(rng, 7)];
     op.version = m->node[op.node].version + (rng_below(rng, 5) == 0);
     if (!op.is_delete && rng_below(rng, 2) == 0) {
@@ -333,7 +337,7 @@ START_TEST(random_commands_agree_with_a_simple_model_on_both_back_ends)
 }
 END_TEST
 
-// ---- replicas ------------------------------------------------------------------------------------------------------
+// ---- replicas ---------------------------------------------------------------------------------------------
 
 struct log {
     struct buf entries[1200];
@@ -453,7 +457,8 @@ static enum rc restore_row(void *ctx, enum kv_table table, struct span key, stru
     return kv_put(ctx, table, key, value);
 }
 
-static void snapshot_chunks(struct kv *kv, size_t chunk_bytes, struct buf *chunks, uint32_t *count, uint32_t max)
+static void snapshot_chunks(struct kv *kv, size_t chunk_bytes, struct buf *chunks, uint32_t *count,
+                            uint32_t max)
 {
     struct kv_txn *t;
     ck_assert_int_eq(kv_begin(kv, false, &t), RC_OK);
@@ -532,7 +537,8 @@ START_TEST(a_snapshot_with_any_flipped_bit_is_refused)
         chunk.ptr[bit / 8] ^= (uint8_t)(1u << (bit % 8));
         struct tree_snapshot_check check;
         tree_snapshot_check_init(&check);
-        const bool is_taken = tree_snapshot_check_chunk(&check, buf_span(&chunk)) == RC_OK && tree_snapshot_check_end(&check) == RC_OK;
+        const bool is_taken = tree_snapshot_check_chunk(&check, buf_span(&chunk)) == RC_OK &&
+                              tree_snapshot_check_end(&check) == RC_OK;
         ck_assert_msg(!is_taken, "bit %zu", bit);
         tree_snapshot_check_deinit(&check);
         chunk.ptr[bit / 8] ^= (uint8_t)(1u << (bit % 8));
@@ -543,7 +549,7 @@ START_TEST(a_snapshot_with_any_flipped_bit_is_refused)
 }
 END_TEST
 
-// ---- damage (CR-05) ------------------------------------------------------------------------------------------------
+// ---- damage (CR-05) ---------------------------------------------------------------------------------------
 
 struct open_args {
     struct kv *kv;
@@ -557,8 +563,8 @@ static enum rc open_and_verify(void *ctx)
     return tree_verify(&a->tree);
 }
 
-// Flips a byte in each place of the file in turn (coarsely): the store is the whole one, or an older whole one, or damaged, but
-// never opens as something else.
+// Flips a byte in each place of the file in turn (coarsely): the store is the whole one, or an older whole
+// one, or damaged, but never opens as something else.
 START_TEST(a_flipped_byte_anywhere_in_the_file_is_noticed_or_harmless)
 {
     static struct log log;
