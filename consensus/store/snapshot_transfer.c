@@ -415,7 +415,7 @@ static void write_done(struct job *job)
         if (req->rc == RC_OK && req->is_last) {
             discard_sealed(w, r);
         }
-        req->rc = RC_STALE;
+        req->rc = RC_BUSY;  // Broken off, or another transfer took its place.
     } else if (r != NULL && req->rc != RC_OK) {
         g->receive = NULL;
         receive_drop(w, r);

@@ -177,7 +177,8 @@ struct glog_snapshot_write {
     uint64_t position;  // Of the sender, echoed for flow control.
     struct buf bytes;   // Taken.
     bool is_last;
-    enum rc rc;         // RC_OK; RC_STALE (we have this snapshot or a newer one), RC_MALFORMED, RC_CORRUPT, disk errors.
+    enum rc rc;         // RC_OK; RC_STALE (we have this snapshot or a newer one), RC_BUSY (broken off), RC_MALFORMED,
+                        // disk errors.
     void (*done)(struct glog_snapshot_write *w);  // Worker thread; after the last one with RC_OK the snapshot is current.
     void *owner;
     void *plan;         // For the store.

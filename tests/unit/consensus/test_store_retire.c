@@ -95,7 +95,7 @@ static enum rc transfer(struct fixture *to, size_t bytes_max)
     struct glog_snapshot_info info;
     ck_assert_int_eq(glog_snapshot_info(log_of(&fx, 1), &info), RC_OK);
     uint64_t position = 0;
-    for (bool is_last = false; !is_last;) {
+    for (bool is_last = false; !is_last && !is_dead(to);) {
         bool is_done = false;
         struct glog_snapshot_read r = {.index = info.index, .position = position, .bytes_max = bytes_max,
                                        .done = on_snapshot_read, .owner = &is_done};
@@ -493,6 +493,56 @@ START_TEST(a_crash_right_after_an_install_shows_old_or_new_and_nothing_between)
 }
 END_TEST
 
+START_TEST(a_crash_at_any_disk_operation_of_an_install_shows_old_or_new)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    uint64_t news = 0, olds = 0;
+    struct rng rng;
+    rng_seed(&rng, 5);
+    bool was_cut = true;
+    for (uint64_t at = 1; was_cut; at++) {
+        struct fixture *to = mem_zalloc(sizeof(*to));
+        fixture_init(to, 1, 256 << 10, FILE_BYTES);
+        append_many(to, 1, 2, 77, at % 2 ? 20 : 60);
+        to->models[1].snapshots_refused = true;
+        if (at % 3 == 0) {
+            roll_file(to);
+        }
+        sim_disk_crash_after(to->disk, at / 2);
+        (void)transfer(to, 1000);
+        if (!is_dead(to)) {
+            settle(to);
+        }
+        was_cut = is_dead(to);
+        uint64_t completed[WORKERS_MAX] = {to->workers[0]->completed};
+        bool is_new = log_of(to, 1)->snapshot != NULL;
+        fixture_close(to);
+        sim_disk_crash(to->disk, &rng);
+        fixture_open(to);
+        ck_assert(!to->found[1].is_amnesiac);
+        ck_assert(!is_new || to->found[1].snapshot_index == 40);  // Published was durable.
+        if (to->found[1].snapshot_index == 40) {
+            model_install(to, 1);
+            news++;
+        } else {
+            olds++;
+        }
+        check_recovered(to, completed);
+        append(to, 1, 4, 5);
+        roll_file(to);
+        check_group(to, 1);
+        crash_and_check(to, &rng);
+        fixture_deinit(to);
+        free(to);
+        toy_fixture = &fx;
+    }
+    ck_assert_uint_gt(olds, 3);
+    ck_assert_uint_gt(news, 3);
+}
+END_TEST
+
 START_TEST(a_damaged_piece_is_refused_and_leaves_the_log_as_it_was)
 {
     append_many(&fx, 1, 1, 300, 10);
@@ -739,6 +789,7 @@ int main(void)
     tcase_add_test(t, a_snapshot_with_its_live_entries_reaches_another_node);
     tcase_add_test(t, an_installed_snapshot_replaces_a_conflicting_log);
     tcase_add_test(t, a_crash_right_after_an_install_shows_old_or_new_and_nothing_between);
+    tcase_add_test(t, a_crash_at_any_disk_operation_of_an_install_shows_old_or_new);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
     tcase_add_test(t, damage_in_a_segment_makes_amnesiac_those_who_need_it_and_no_one_else);
     tcase_add_test(t, a_damaged_checkpoint_makes_every_group_amnesiac);
