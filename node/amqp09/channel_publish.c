@@ -345,13 +345,19 @@ void channel_publish_retry(struct channel *ch)
 
 void channel_return(struct channel *ch, struct span exchange, struct span key, struct span properties, struct span body)
 {
+    uint32_t frame_max = ch->connection->frame_max;
+    if (!content_header_fits(properties.len, frame_max)) {  // We take payloads a little larger than we send.
+        channel_fail(ch, REPLY_CONTENT_TOO_LARGE, AMQP_BASIC_RETURN_ID, "content header of %zu octets does not fit into frame_max %u",
+                     properties.len + CONTENT_HEADER_FIXED_BYTES, frame_max);
+        return;
+    }
     struct buf *out = channel_out(ch);
     amqp_send_basic_return(out, ch->number,
                            &(struct amqp_basic_return){.reply_code = REPLY_NO_ROUTE,
                                                        .reply_text = span_str("NO_ROUTE"),
                                                        .exchange = exchange,
                                                        .routing_key = key});
-    content_frames_put(out, ch->number, ch->connection->frame_max, properties, body);
+    content_frames_put(out, ch->number, frame_max, properties, body);
     channel_out_done(ch);
 }
 
@@ -433,6 +439,9 @@ static void complete(struct channel *ch, struct span body, bool is_last_try)
     }
     if (count == 0 && ch->publish.mandatory) {
         channel_return(ch, request.exchange, ch->publish.routing_key, ch->properties, body);
+        if (!channel_is_open(ch)) {
+            return;
+        }
     }
     publish(ch, &m, body, queues, count);
     channel_content_drop(ch);

@@ -46,7 +46,7 @@ static struct amqp09_config client_config(void)
     };
 }
 
-static void client_start(struct test_client *t, const struct amqp09_config *config, bool is_loopback)
+static inline void client_start(struct test_client *t, const struct amqp09_config *config, bool is_loopback)
 {
     *t = (struct test_client){.is_reading = true, .frame_max = 131072, .chop = t->chop};
     t->service = amqp09_create(config);
@@ -55,7 +55,7 @@ static void client_start(struct test_client *t, const struct amqp09_config *conf
     t->connection = connection_create(t->service, &io, &peer);
 }
 
-static void client_stop(struct test_client *t)
+static inline void client_stop(struct test_client *t)
 {
     connection_destroy(t->connection);
     amqp09_destroy(t->service);

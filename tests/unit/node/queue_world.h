@@ -60,6 +60,7 @@ struct world {
     bool is_down[NODES + 1];
     struct world_read reads[64];
     uint32_t reads_count;
+    uint32_t slow_percent;     // Rounds in which nothing is committed.
     uint32_t cold_percent;     // Share of group_entry calls answered RC_COLD.
     uint32_t full_rounds, lane_full_rounds;
     // Faults.
@@ -369,7 +370,8 @@ static void world_round(struct world *w)
             (void)queue_service_turn(w->hosts[n].q);
         }
     }
-    if (w->last > w->commit && !w->is_down[w->leader]) {
+    bool is_slow = w->slow_percent > 0 && rng_below(&w->rng, 100) < w->slow_percent;
+    if (w->last > w->commit && !w->is_down[w->leader] && !is_slow) {
         enum fault fault = world_event(w);
         world_leader_fault(w, fault);
         // A majority has some of it, or not yet any.

@@ -239,6 +239,7 @@ static uint64_t run(uint64_t seed, enum fault fault, uint64_t at, uint32_t wild,
     w->fault_at = at;
     w->wild_percent = wild;
     w->cold_percent = cold;
+    w->slow_percent = seed % 4 == 0 ? 90 : 0;
     struct work *k = mem_zalloc(sizeof(*k));
     k->body_bytes = body;
     work_start(k, w);
