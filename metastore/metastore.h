@@ -77,8 +77,9 @@ void meta_set_trigger(struct meta_command *c, uint32_t trigger_id, const struct 
 void meta_ack_event(struct meta_command *c, uint64_t event_seq);  // Absent is fine.
 
 struct meta_result {
-    enum rc rc;  // RC_OK, a condition's code, RC_NO_QUORUM / RC_TIMEOUT (decision 18; nothing is known),
-                 // RC_INVALID.
+    // RC_OK; a condition's code; RC_NO_QUORUM, RC_TIMEOUT (decision 18; nothing is known of the command);
+    // RC_INVALID, RC_TOO_LARGE; RC_NO_SPACE (LMDB at 90 % of its map); RC_CORRUPT (metastore_is_damaged).
+    enum rc rc;
     uint32_t failed_op;  // Which operation's condition failed.
     uint64_t index;      // Command's index: the local projections are at it when the callback runs.
 };
