@@ -488,9 +488,23 @@ static void add_pieces(struct glog *g, const struct found_run *f, uint64_t first
     }
 }
 
+// The newest snapshot that came from another node, if one is there: all that was live at its index is in its segment.
+// A harvest that was planned before it came may have written some of that again; such a run, added first, would keep out
+// the received one, which cannot be added in part.
+static const struct found_run *received_of(const struct glog *g, const struct found_run *runs, uint32_t count)
+{
+    for (uint32_t i = 0; i < count && runs[i].disk.flags & RUN_SNAPSHOT; i++) {
+        if (runs[i].segment->kind == SEGMENT_INSTALLED && runs[i].segment->seq >= g->segment_floor) {
+            return &runs[i];  // Sorted by index, highest first.
+        }
+    }
+    return NULL;
+}
+
 static void take_runs(struct recovery *r, struct finding *f, const struct found_run *runs, uint32_t count)
 {
     struct glog *g = f->log;
+    const struct found_run *received = received_of(g, runs, count);
     uint64_t snapshot = glog_snapshot_index(g);
     uint64_t window_first = g->window_count > 0 ? g->window_first : UINT64_MAX;
     uint64_t dense_last = f->dense_last > snapshot ? f->dense_last : snapshot;
@@ -508,6 +522,9 @@ static void take_runs(struct recovery *r, struct finding *f, const struct found_
                 continue;  // Its snapshot is lost; that is told elsewhere.
             }
             if (snapshot_live_between(g->snapshot, first, last) == 0) {
+                continue;
+            }
+            if (received != NULL && last <= received->disk.first && runs[i].segment != received->segment) {
                 continue;
             }
             add_pieces(g, &runs[i], first, last);
