@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Channel life: frames in order, methods to their files, answers that take time, errors.
 //
-// A method that needs an answer from elsewhere starts an operation. Until operation_end every further frame of the
-// channel is copied to `waiting`, bounded by pausing the connection; at the turn after the answer the frames go on where
-// they stopped. An operation whose channel goes away is orphaned and freed by its answer.
+// A method that needs an answer from elsewhere starts an operation. Until operation_end every further frame
+// of the channel is copied to `waiting`, bounded by pausing the connection; at the turn after the answer the
+// frames go on where they stopped. An operation whose channel goes away is orphaned and freed by its answer.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include "node/base/log.h"
@@ -11,7 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-// ---- life --------------------------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
 struct channel *channel_create(struct connection *c, uint16_t number)
 {
@@ -116,7 +116,7 @@ void channel_out_done(struct channel *ch)
     connection_out_done(ch->connection);
 }
 
-// ---- errors ------------------------------------------------------------------------------------------------------
+// ---- errors -------------------------------------------------------------------------------------
 
 void channel_fail(struct channel *ch, uint16_t code, uint32_t method, const char *format, ...)
 {
@@ -132,7 +132,8 @@ void channel_fail(struct channel *ch, uint16_t code, uint32_t method, const char
         connection_fail(ch->connection, code, method, "%s", text);
         return;
     }
-    log_info("connection %s, channel %u: closing: %u %s: %s", ch->connection->name, ch->number, code, reply_name(code), text);
+    log_info("connection %s, channel %u: closing: %u %s: %s", ch->connection->name, ch->number, code,
+             reply_name(code), text);
     channel_confirms_flush(ch);
     char reply[512];
     snprintf(reply, sizeof(reply), "%s - %s", reply_name(code), text);
@@ -157,7 +158,7 @@ void channel_fail_result(struct channel *ch, uint32_t method, const struct broke
     }
 }
 
-// ---- operations --------------------------------------------------------------------------------------------------
+// ---- operations ---------------------------------------------------------------------------------
 
 struct operation *operation_start(struct channel *ch, uint32_t method)
 {
@@ -217,22 +218,27 @@ struct operation *channel_operation(struct channel *ch, uint32_t method)
     return ch->pending && ch->pending->method == method ? ch->pending : NULL;
 }
 
-// ---- helpers for the methods' files ------------------------------------------------------------------------------
+// ---- helpers for the methods' files -------------------------------------------------------------
 
-bool channel_require(struct channel *ch, enum broker_access access, const char *kind, struct span name, uint32_t method)
+bool channel_require(struct channel *ch, enum broker_access access, const char *kind, struct span name,
+                     uint32_t method)
 {
-    static const char *const names[] = {[ACCESS_CONFIGURE] = "configure", [ACCESS_WRITE] = "write", [ACCESS_READ] = "read"};
+    static const char *const names[] = {
+        [ACCESS_CONFIGURE] = "configure", [ACCESS_WRITE] = "write", [ACCESS_READ] = "read"};
     struct connection *c = ch->connection;
     struct broker_vhost *v = connection_vhost(c);
     if (!v) {
-        connection_fail(c, REPLY_CONNECTION_FORCED, method, "vhost '%.*s' is gone", (int)c->vhost_name.len, (const char *)c->vhost_name.ptr);
+        connection_fail(c, REPLY_CONNECTION_FORCED, method, "vhost '%.*s' is gone", (int)c->vhost_name.len,
+                        (const char *)c->vhost_name.ptr);
         return false;
     }
     if (broker_allowed(c->service->config.broker, c->user_name, v, access, name)) {
         return true;
     }
-    channel_fail(ch, REPLY_ACCESS_REFUSED, method, "%s access to %s '%.*s' in vhost '%.*s' refused for user '%s'", names[access],
-                 kind, (int)name.len, (const char *)name.ptr, (int)c->vhost_name.len, (const char *)c->vhost_name.ptr, c->user.name);
+    channel_fail(ch, REPLY_ACCESS_REFUSED, method,
+                 "%s access to %s '%.*s' in vhost '%.*s' refused for user '%s'", names[access], kind,
+                 (int)name.len, (const char *)name.ptr, (int)c->vhost_name.len,
+                 (const char *)c->vhost_name.ptr, c->user.name);
     return false;
 }
 
@@ -264,7 +270,7 @@ struct span channel_strip(struct span name, char *to)
     return span_of(to, n);
 }
 
-// ---- methods -----------------------------------------------------------------------------------------------------
+// ---- methods ------------------------------------------------------------------------------------
 
 static void closed_by_client(struct channel *ch)
 {
@@ -277,7 +283,8 @@ static void closed_by_client(struct channel *ch)
 static void confirm_select(struct channel *ch, const struct amqp_confirm_select *m)
 {
     if (ch->tx) {
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_CONFIRM_SELECT_ID, "cannot switch from tx to confirm mode");
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_CONFIRM_SELECT_ID,
+                     "cannot switch from tx to confirm mode");
         return;
     }
     ch->confirms.is_on = true;
@@ -343,10 +350,11 @@ static void method(struct channel *ch, const struct amqp_method *m)
         channel_queue_bind(ch, &m->queue_bind, m->id);
         return;
     case AMQP_QUEUE_UNBIND_ID:
-        channel_queue_bind(ch, &(struct amqp_queue_bind){.queue = m->queue_unbind.queue,
-                                                         .exchange = m->queue_unbind.exchange,
-                                                         .routing_key = m->queue_unbind.routing_key,
-                                                         .arguments = m->queue_unbind.arguments},
+        channel_queue_bind(ch,
+                           &(struct amqp_queue_bind){.queue = m->queue_unbind.queue,
+                                                     .exchange = m->queue_unbind.exchange,
+                                                     .routing_key = m->queue_unbind.routing_key,
+                                                     .arguments = m->queue_unbind.arguments},
                            m->id);
         return;
     case AMQP_QUEUE_PURGE_ID:
@@ -365,11 +373,12 @@ static void method(struct channel *ch, const struct amqp_method *m)
         channel_exchange_bind(ch, &m->exchange_bind, m->id);
         return;
     case AMQP_EXCHANGE_UNBIND_ID:
-        channel_exchange_bind(ch, &(struct amqp_exchange_bind){.destination = m->exchange_unbind.destination,
-                                                               .source = m->exchange_unbind.source,
-                                                               .routing_key = m->exchange_unbind.routing_key,
-                                                               .nowait = m->exchange_unbind.nowait,
-                                                               .arguments = m->exchange_unbind.arguments},
+        channel_exchange_bind(ch,
+                              &(struct amqp_exchange_bind){.destination = m->exchange_unbind.destination,
+                                                           .source = m->exchange_unbind.source,
+                                                           .routing_key = m->exchange_unbind.routing_key,
+                                                           .nowait = m->exchange_unbind.nowait,
+                                                           .arguments = m->exchange_unbind.arguments},
                               m->id);
         return;
     case AMQP_CONFIRM_SELECT_ID:
@@ -398,7 +407,7 @@ static void method(struct channel *ch, const struct amqp_method *m)
         return;
     case AMQP_CHANNEL_CLOSE_OK_ID:  // Late, of a channel that both sides closed at once.
     case AMQP_CHANNEL_FLOW_OK_ID:
-    case AMQP_BASIC_CANCEL_OK_ID:   // Some clients answer the server's basic.cancel.
+    case AMQP_BASIC_CANCEL_OK_ID:  // Some clients answer the server's basic.cancel.
         return;
     default:
         channel_fail(ch, REPLY_COMMAND_INVALID, m->id, "unimplemented method");
@@ -406,7 +415,7 @@ static void method(struct channel *ch, const struct amqp_method *m)
     }
 }
 
-// ---- frames ------------------------------------------------------------------------------------------------------
+// ---- frames -------------------------------------------------------------------------------------
 
 static void process(struct channel *ch, uint8_t type, struct span payload)
 {
@@ -414,7 +423,8 @@ static void process(struct channel *ch, uint8_t type, struct span payload)
     switch (ch->content) {
     case CONTENT_NONE:
         if (type != AMQP_FRAME_METHOD) {
-            channel_fail(ch, REPLY_UNEXPECTED_FRAME, 0, "expected method frame, got non method frame instead");
+            channel_fail(ch, REPLY_UNEXPECTED_FRAME, 0,
+                         "expected method frame, got non method frame instead");
         } else if (connection_read_method(ch->connection, payload, &m)) {
             method(ch, &m);
         }
@@ -429,7 +439,8 @@ static void process(struct channel *ch, uint8_t type, struct span payload)
         break;
     case CONTENT_BODY:
         if (type != AMQP_FRAME_BODY) {
-            channel_fail(ch, REPLY_UNEXPECTED_FRAME, AMQP_BASIC_PUBLISH_ID, "expected content body, got non content body frame instead");
+            channel_fail(ch, REPLY_UNEXPECTED_FRAME, AMQP_BASIC_PUBLISH_ID,
+                         "expected content body, got non content body frame instead");
         } else {
             channel_publish_body(ch, payload);
         }
@@ -478,7 +489,8 @@ void channel_go_on(struct channel *ch)
 {
     list_remove(&ch->ready_link);
     while (channel_is_open(ch) && !must_wait(ch) && ch->waiting_pos < ch->waiting.len) {
-        struct reader r = reader_of(span_of(ch->waiting.ptr + ch->waiting_pos, ch->waiting.len - ch->waiting_pos));
+        struct reader r =
+            reader_of(span_of(ch->waiting.ptr + ch->waiting_pos, ch->waiting.len - ch->waiting_pos));
         uint8_t type = reader_u8(&r);
         struct span payload = reader_str32(&r);
         assert(!r.is_bad);

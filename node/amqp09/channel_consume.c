@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // qos, consume, cancel, get, and deliveries (data-plane §1.12, §1.17).
 //
-// A delivery goes from the session into the output in one copy. Only a message that came back before has its header
-// table rewritten, with x-acquired-count and x-delivery-count. consume-ok is always written before the first delivery.
+// A delivery goes from the session into the output in one copy. Only a message that came back before has its
+// header table rewritten, with x-acquired-count and x-delivery-count. consume-ok is always written before the
+// first delivery.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include "proto/amqp09/table.h"
 #include <stdlib.h>
 
-// ---- qos ---------------------------------------------------------------------------------------------------------
+// ---- qos ----------------------------------------------------------------------------------------
 
 void channel_qos(struct channel *ch, const struct amqp_basic_qos *m)
 {
@@ -22,7 +23,7 @@ void channel_qos(struct channel *ch, const struct amqp_basic_qos *m)
     channel_out_done(ch);
 }
 
-// ---- consumers ---------------------------------------------------------------------------------------------------
+// ---- consumers ----------------------------------------------------------------------------------
 
 struct consumer *channel_consumer(struct channel *ch, uint32_t id)
 {
@@ -63,7 +64,8 @@ void channel_consumers_free(struct channel *ch)
     ch->consumer_last = NULL;
 }
 
-static struct consumer *consumer_create(struct channel *ch, struct channel_queue *cq, const struct operation *op)
+static struct consumer *consumer_create(struct channel *ch, struct channel_queue *cq,
+                                        const struct operation *op)
 {
     struct consumer *k = mem_zalloc(sizeof(*k));
     k->channel = ch;
@@ -88,24 +90,27 @@ static void tell_consume_ok(struct channel *ch, struct consumer *k)
     }
     k->is_told = true;
     if (!k->is_nowait) {
-        amqp_send_basic_consume_ok(channel_out(ch), ch->number, &(struct amqp_basic_consume_ok){.consumer_tag = k->tag});
+        amqp_send_basic_consume_ok(channel_out(ch), ch->number,
+                                   &(struct amqp_basic_consume_ok){.consumer_tag = k->tag});
         channel_out_done(ch);
     }
 }
 
-// ---- consume -----------------------------------------------------------------------------------------------------
+// ---- consume ------------------------------------------------------------------------------------
 
 static void fail_argument(struct channel *ch, const char *name, struct span queue, const char *reason)
 {
     struct span vhost = ch->connection->vhost_name;
-    channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_BASIC_CONSUME_ID, "invalid arg '%s' for queue '%.*s' in vhost '%.*s'%s", name,
-                 (int)queue.len, (const char *)queue.ptr, (int)vhost.len, (const char *)vhost.ptr, reason);
+    channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_BASIC_CONSUME_ID,
+                 "invalid arg '%s' for queue '%.*s' in vhost '%.*s'%s", name, (int)queue.len,
+                 (const char *)queue.ptr, (int)vhost.len, (const char *)vhost.ptr, reason);
 }
 
 // False: the channel has failed.
 static bool read_arguments(struct channel *ch, struct span arguments, struct span queue, int32_t *priority)
 {
-    static const char *const of_streams[] = {"x-stream-offset", "x-stream-filter", "x-stream-match-unfiltered"};
+    static const char *const of_streams[] = {"x-stream-offset", "x-stream-filter",
+                                             "x-stream-match-unfiltered"};
     struct table_value v;
     for (size_t i = 0; i < sizeof(of_streams) / sizeof(of_streams[0]); i++) {
         if (table_find(arguments, of_streams[i], &v)) {
@@ -146,11 +151,11 @@ static void consume_found(struct operation *op, const struct broker_queue *q)
     op->consumer = k->id;
     cq->reply_count++;
     queue_session_consume(cq->session, &(struct queue_consume){.consumer = k->id,
-                                                              .prefetch = k->prefetch,
-                                                              .is_no_ack = k->is_no_ack,
-                                                              .is_exclusive = k->is_exclusive,
-                                                              .priority = priority,
-                                                              .tag = k->tag});
+                                                               .prefetch = k->prefetch,
+                                                               .is_no_ack = k->is_no_ack,
+                                                               .is_exclusive = k->is_exclusive,
+                                                               .priority = priority,
+                                                               .tag = k->tag});
     if (ch->connection->is_out_full && !cq->is_paused) {
         cq->is_paused = true;
         queue_session_pause(cq->session, true);
@@ -171,7 +176,8 @@ void channel_consume(struct channel *ch, const struct amqp_basic_consume *m)
         return;
     }
     if (is_reply_to(queue)) {
-        channel_fail(ch, REPLY_NOT_IMPLEMENTED, method, "direct reply-to is not supported by this version of Warren");
+        channel_fail(ch, REPLY_NOT_IMPLEMENTED, method,
+                     "direct reply-to is not supported by this version of Warren");
         return;
     }
     if (!channel_require(ch, ACCESS_READ, "queue", queue, method)) {
@@ -183,7 +189,8 @@ void channel_consume(struct channel *ch, const struct amqp_basic_consume *m)
         tag = span_str(generated);
     }
     if (map_get_bytes(&ch->consumers_by_tag, tag)) {
-        channel_fail(ch, REPLY_NOT_ALLOWED, method, "attempt to reuse consumer tag '%.*s'", (int)tag.len, (const char *)tag.ptr);
+        channel_fail(ch, REPLY_NOT_ALLOWED, method, "attempt to reuse consumer tag '%.*s'", (int)tag.len,
+                     (const char *)tag.ptr);
         return;
     }
     struct operation *op = operation_start(ch, method);
@@ -202,14 +209,15 @@ static void fail_consume(struct channel *ch, const struct channel_queue *cq, enu
     const uint32_t method = AMQP_BASIC_CONSUME_ID;
     struct span vhost = ch->connection->vhost_name;
     if (rc == RC_DENIED || rc == RC_CONFLICT || rc == RC_EXISTS || rc == RC_BUSY) {
-        channel_fail(ch, REPLY_ACCESS_REFUSED, method, "queue '%.*s' in vhost '%.*s' in exclusive use", (int)cq->name.len,
-                     (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
+        channel_fail(ch, REPLY_ACCESS_REFUSED, method, "queue '%.*s' in vhost '%.*s' in exclusive use",
+                     (int)cq->name.len, (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
     } else if (rc == RC_NOT_FOUND) {
-        channel_fail(ch, REPLY_NOT_FOUND, method, "no queue '%.*s' in vhost '%.*s'", (int)cq->name.len, (const char *)cq->name.ptr,
-                     (int)vhost.len, (const char *)vhost.ptr);
+        channel_fail(ch, REPLY_NOT_FOUND, method, "no queue '%.*s' in vhost '%.*s'", (int)cq->name.len,
+                     (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
     } else {
-        channel_fail(ch, REPLY_INTERNAL_ERROR, method, "consume on queue '%.*s' in vhost '%.*s': %s", (int)cq->name.len,
-                     (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr, rc_text(rc));
+        channel_fail(ch, REPLY_INTERNAL_ERROR, method, "consume on queue '%.*s' in vhost '%.*s': %s",
+                     (int)cq->name.len, (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr,
+                     rc_text(rc));
     }
 }
 
@@ -230,12 +238,13 @@ void channel_consume_done(struct channel_queue *cq, uint32_t consumer, enum rc r
     operation_end(op);
 }
 
-// ---- cancel ------------------------------------------------------------------------------------------------------
+// ---- cancel -------------------------------------------------------------------------------------
 
 static void tell_cancel_ok(struct channel *ch, struct span tag, bool is_nowait)
 {
     if (!is_nowait) {
-        amqp_send_basic_cancel_ok(channel_out(ch), ch->number, &(struct amqp_basic_cancel_ok){.consumer_tag = tag});
+        amqp_send_basic_cancel_ok(channel_out(ch), ch->number,
+                                  &(struct amqp_basic_cancel_ok){.consumer_tag = tag});
         channel_out_done(ch);
     }
 }
@@ -291,7 +300,8 @@ static bool consumer_lost(struct channel *ch, struct consumer *k)
     }
     bool can_tell = ch->connection->has_cancel_notify;
     if (can_tell) {
-        amqp_send_basic_cancel(channel_out(ch), ch->number, &(struct amqp_basic_cancel){.consumer_tag = k->tag, .nowait = true});
+        amqp_send_basic_cancel(channel_out(ch), ch->number,
+                               &(struct amqp_basic_cancel){.consumer_tag = k->tag, .nowait = true});
         channel_out_done(ch);
     }
     consumer_remove(ch, k);
@@ -303,7 +313,8 @@ void channel_consumer_lost(struct channel_queue *cq, uint32_t consumer)
     struct channel *ch = cq->channel;
     struct consumer *k = channel_consumer(ch, consumer);
     if (k) {
-        (void)consumer_lost(ch, k);  // Without the capability the consumer just goes silent (data-plane §1.12).
+        (void)consumer_lost(ch,
+                            k);  // Without the capability the consumer just goes silent (data-plane §1.12).
     }
 }
 
@@ -321,7 +332,7 @@ bool channel_consumers_lost(struct channel *ch, struct channel_queue *cq)
     return can_tell;
 }
 
-// ---- deliveries --------------------------------------------------------------------------------------------------
+// ---- deliveries ---------------------------------------------------------------------------------
 
 // Properties as they go to the client: with the counts of a message that came back.
 static struct span delivered_properties(struct amqp09 *s, const struct queue_message *m)
@@ -347,19 +358,22 @@ static struct span delivered_properties(struct amqp09 *s, const struct queue_mes
     return buf_span(more);
 }
 
-// False: the header is larger than the client's frames; the channel has failed and the message goes back (PR-39).
+// False: the header is larger than the client's frames; the channel has failed and the message goes back
+// (PR-39).
 static bool fits(struct channel *ch, struct span properties, uint32_t method)
 {
     uint32_t frame_max = ch->connection->frame_max;
     if (content_header_fits(properties.len, frame_max)) {
         return true;
     }
-    channel_fail(ch, REPLY_CONTENT_TOO_LARGE, method, "content header of %zu octets does not fit into frame_max %u",
+    channel_fail(ch, REPLY_CONTENT_TOO_LARGE, method,
+                 "content header of %zu octets does not fit into frame_max %u",
                  properties.len + CONTENT_HEADER_FIXED_BYTES, frame_max);
     return false;
 }
 
-static uint64_t give_tag(struct channel *ch, struct channel_queue *cq, uint32_t consumer, uint64_t number, bool is_no_ack)
+static uint64_t give_tag(struct channel *ch, struct channel_queue *cq, uint32_t consumer, uint64_t number,
+                         bool is_no_ack)
 {
     if (is_no_ack) {
         return unacked_skip(&ch->unacked);
@@ -397,7 +411,7 @@ void channel_deliver(struct channel_queue *cq, uint32_t consumer, const struct q
     channel_out_done(ch);
 }
 
-// ---- get ---------------------------------------------------------------------------------------------------------
+// ---- get ----------------------------------------------------------------------------------------
 
 static void get_found(struct operation *op, const struct broker_queue *q)
 {
@@ -405,7 +419,8 @@ static void get_found(struct operation *op, const struct broker_queue *q)
     if (q->settings.is_single_active) {
         struct span vhost = ch->connection->vhost_name;
         channel_fail(ch, REPLY_RESOURCE_LOCKED, op->method,
-                     "cannot obtain access to locked queue '%.*s' in vhost '%.*s'. basic.get operations are not supported by quorum "
+                     "cannot obtain access to locked queue '%.*s' in vhost '%.*s'. basic.get operations are "
+                     "not supported by quorum "
                      "queues with single active consumer",
                      (int)q->name.len, (const char *)q->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
         return;
@@ -437,7 +452,8 @@ void channel_get(struct channel *ch, const struct amqp_basic_get *m)
     channel_with_queue(ch, op, get_found);
 }
 
-void channel_get_done(struct channel_queue *cq, uint64_t token, enum rc rc, const struct queue_message *m, uint64_t ready)
+void channel_get_done(struct channel_queue *cq, uint64_t token, enum rc rc, const struct queue_message *m,
+                      uint64_t ready)
 {
     struct channel *ch = cq->channel;
     struct operation *op = channel_operation(ch, AMQP_BASIC_GET_ID);
@@ -447,7 +463,8 @@ void channel_get_done(struct channel_queue *cq, uint64_t token, enum rc rc, cons
     cq->reply_count--;
     if (rc != RC_OK) {
         struct span vhost = ch->connection->vhost_name;
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, op->method, "basic.get on queue '%.*s' in vhost '%.*s': %s", (int)cq->name.len,
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, op->method,
+                     "basic.get on queue '%.*s' in vhost '%.*s': %s", (int)cq->name.len,
                      (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr, rc_text(rc));
         return;
     }
@@ -460,12 +477,13 @@ void channel_get_done(struct channel_queue *cq, uint64_t token, enum rc rc, cons
             return;
         }
         uint64_t tag = give_tag(ch, cq, 0, m->number, op->is_no_ack);
-        amqp_send_basic_get_ok(out, ch->number,
-                               &(struct amqp_basic_get_ok){.delivery_tag = tag,
-                                                           .redelivered = m->acquired_count > 0,
-                                                           .exchange = m->exchange,
-                                                           .routing_key = m->routing_key,
-                                                           .message_count = ready > UINT32_MAX ? UINT32_MAX : (uint32_t)ready});
+        amqp_send_basic_get_ok(
+            out, ch->number,
+            &(struct amqp_basic_get_ok){.delivery_tag = tag,
+                                        .redelivered = m->acquired_count > 0,
+                                        .exchange = m->exchange,
+                                        .routing_key = m->routing_key,
+                                        .message_count = ready > UINT32_MAX ? UINT32_MAX : (uint32_t)ready});
         content_frames_put(out, ch->number, ch->connection->frame_max, properties, m->body);
     }
     channel_out_done(ch);

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // basic.publish: from three kinds of frames to the sessions of the queues (data-plane §1.11).
 //
-// A message whose frames lie in one piece of input is never copied here: method, properties and body are spans into the
-// input until the sessions copy them. Only what is cut off by the end of the input is held (channel_hold), and bodies of
-// several frames are gathered.
+// A message whose frames lie in one piece of input is never copied here: method, properties and body are
+// spans into the input until the sessions copy them. Only what is cut off by the end of the input is held
+// (channel_hold), and bodies of several frames are gathered.
 //
-// Two publishes wait: one to an exchange that does not exist, until that is proven (decision 16), and an unroutable one
-// while the projection is known to be behind, for at most 100 ms. Both hold the whole message and the frames behind it.
+// Two publishes wait: one to an exchange that does not exist, until that is proven (decision 16), and an
+// unroutable one while the projection is known to be behind, for at most 100 ms. Both hold the whole message
+// and the frames behind it.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include "proto/amqp09/table.h"
@@ -21,15 +22,15 @@ enum { BODY_KEEP_BYTES = 64 << 10 };
 // What is known of the message at hand beside its frames.
 struct message {
     struct content_properties properties;
-    struct span raw;          // Properties as they will be stored.
-    struct span headers;      // Header table as published.
-    uint32_t keys_count;      // In service->keys / bcc.
+    struct span raw;      // Properties as they will be stored.
+    struct span headers;  // Header table as published.
+    uint32_t keys_count;  // In service->keys / bcc.
     int64_t expiry_ms;
-    uint16_t error;           // 0 or the reply code of the first rule broken
+    uint16_t error;  // 0 or the reply code of the first rule broken
     char error_text[300];
 };
 
-// ---- assembling --------------------------------------------------------------------------------------------------
+// ---- assembling ---------------------------------------------------------------------------------
 
 static void body_release(struct channel *ch)
 {
@@ -97,11 +98,13 @@ void channel_publish_header(struct channel *ch, struct span payload)
     struct content_header h;
     connection_note_publish(c);
     if (content_header_read(payload, &h) != RC_OK) {
-        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "cannot decode content header of %zu octets", payload.len);
+        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "cannot decode content header of %zu octets",
+                     payload.len);
         return;
     }
     if (h.class_id != CONTENT_CLASS_BASIC) {
-        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH, "expected content header for class 60, got one for class %u instead", h.class_id);
+        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH,
+                     "expected content header for class 60, got one for class %u instead", h.class_id);
         return;
     }
     if (h.weight != 0) {
@@ -119,8 +122,9 @@ void channel_publish_header(struct channel *ch, struct span payload)
     }
     uint64_t max = channel_service(ch)->config.max_message_size;
     if (h.body_size > max) {
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, PUBLISH, "message size %llu is larger than %smax size %llu",
-                     (unsigned long long)h.body_size, max == LIMIT_MESSAGE_BYTES_MAX ? "" : "configured ", (unsigned long long)max);
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, PUBLISH,
+                     "message size %llu is larger than %smax size %llu", (unsigned long long)h.body_size,
+                     max == LIMIT_MESSAGE_BYTES_MAX ? "" : "configured ", (unsigned long long)max);
         return;
     }
     ch->properties = h.properties;
@@ -137,7 +141,8 @@ void channel_publish_body(struct channel *ch, struct span payload)
 {
     connection_note_publish(ch->connection);
     if (payload.len > ch->body_size - ch->body.len) {
-        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "content body of more than the announced %llu octets", (unsigned long long)ch->body_size);
+        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "content body of more than the announced %llu octets",
+                     (unsigned long long)ch->body_size);
         return;
     }
     if (payload.len == ch->body_size) {
@@ -148,7 +153,9 @@ void channel_publish_body(struct channel *ch, struct span payload)
     uint64_t bound = channel_service(ch)->config.max_message_size;
     bound = bound > CONNECTION_PARTIAL_BYTES ? bound : CONNECTION_PARTIAL_BYTES;
     if (c->partial_bytes + payload.len > bound) {
-        channel_fail(ch, REPLY_RESOURCE_ERROR, PUBLISH, "more than %llu octets of unfinished messages on one connection", (unsigned long long)bound);
+        channel_fail(ch, REPLY_RESOURCE_ERROR, PUBLISH,
+                     "more than %llu octets of unfinished messages on one connection",
+                     (unsigned long long)bound);
         return;
     }
     buf_span_bytes(&ch->body, payload);
@@ -158,9 +165,10 @@ void channel_publish_body(struct channel *ch, struct span payload)
     }
 }
 
-// ---- looking at the message --------------------------------------------------------------------------------------
+// ---- looking at the message ---------------------------------------------------------------------
 
-static void set_error(struct message *m, uint16_t code, const char *format, ...) __attribute__((format(printf, 3, 4)));
+static void set_error(struct message *m, uint16_t code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 static void set_error(struct message *m, uint16_t code, const char *format, ...)
 {
     if (m->error != 0) {
@@ -188,9 +196,11 @@ static void read_expiration(struct message *m)
         }
     }
     if (!is_number) {
-        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {not_a_number}", (int)e.len, (const char *)e.ptr);
+        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {not_a_number}", (int)e.len,
+                  (const char *)e.ptr);
     } else if (value > EXPIRATION_MAX_MS) {
-        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {value_too_large}", (int)e.len, (const char *)e.ptr);
+        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {value_too_large}", (int)e.len,
+                  (const char *)e.ptr);
     } else {
         m->expiry_ms = value;
     }
@@ -216,13 +226,16 @@ static void read_keys(struct amqp09 *s, struct message *m, const char *header, b
         return;
     }
     if (v.type != TABLE_ARRAY) {
-        set_error(m, REPLY_PRECONDITION_FAILED, "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header, table_type_name(v.type));
+        set_error(m, REPLY_PRECONDITION_FAILED,
+                  "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header,
+                  table_type_name(v.type));
         return;
     }
     struct table_reader items = array_reader_of(v.bytes);
     while (table_next(&items, NULL, &item)) {
         if (item.type != TABLE_STRING || item.bytes.len > UINT8_MAX) {
-            set_error(m, REPLY_PRECONDITION_FAILED, "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header,
+            set_error(m, REPLY_PRECONDITION_FAILED,
+                      "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header,
                       table_type_name(item.type));
             return;
         }
@@ -277,14 +290,15 @@ static bool look(struct channel *ch, struct message *m)
         has_bcc = table_find(m->headers, "BCC", &v);
     }
     if ((p->flags & PROPERTY_USER_ID) && !c->user.is_impersonator && !span_equal(p->user_id, c->user_name)) {
-        set_error(m, REPLY_PRECONDITION_FAILED, "user_id property set to '%.*s' but authenticated user was '%s'", (int)p->user_id.len,
+        set_error(m, REPLY_PRECONDITION_FAILED,
+                  "user_id property set to '%.*s' but authenticated user was '%s'", (int)p->user_id.len,
                   (const char *)p->user_id.ptr, c->user.name);
     }
     normalise(s, m, ch->properties, has_bcc);
     return true;
 }
 
-// ---- waiting -----------------------------------------------------------------------------------------------------
+// ---- waiting ------------------------------------------------------------------------------------
 
 // Keeps the whole message beyond the input it lies in.
 static void keep(struct channel *ch, struct span body)
@@ -313,7 +327,8 @@ static void fence_exchange(struct channel *ch, struct span body)
     op->done = exchange_fenced;
     op->is_external = true;
     struct broker_exchange_declare d = {.name = ch->publish.exchange, .is_passive = true};
-    broker_exchange_declare(s->config.broker, connection_vhost(ch->connection), span_of(NULL, 0), &d, operation_answered, op);
+    broker_exchange_declare(s->config.broker, connection_vhost(ch->connection), span_of(NULL, 0), &d,
+                            operation_answered, op);
 }
 
 static void wait_for_projection(struct channel *ch, struct span body)
@@ -341,13 +356,15 @@ void channel_publish_retry(struct channel *ch)
     }
 }
 
-// ---- publishing --------------------------------------------------------------------------------------------------
+// ---- publishing ---------------------------------------------------------------------------------
 
-void channel_return(struct channel *ch, struct span exchange, struct span key, struct span properties, struct span body)
+void channel_return(struct channel *ch, struct span exchange, struct span key, struct span properties,
+                    struct span body)
 {
     uint32_t frame_max = ch->connection->frame_max;
     if (!content_header_fits(properties.len, frame_max)) {  // We take payloads a little larger than we send.
-        channel_fail(ch, REPLY_CONTENT_TOO_LARGE, AMQP_BASIC_RETURN_ID, "content header of %zu octets does not fit into frame_max %u",
+        channel_fail(ch, REPLY_CONTENT_TOO_LARGE, AMQP_BASIC_RETURN_ID,
+                     "content header of %zu octets does not fit into frame_max %u",
                      properties.len + CONTENT_HEADER_FIXED_BYTES, frame_max);
         return;
     }
@@ -377,7 +394,8 @@ void channel_confirms_flush(struct channel *ch)
     }
 }
 
-static void publish(struct channel *ch, const struct message *m, struct span body, struct channel_queue **queues, uint32_t count)
+static void publish(struct channel *ch, const struct message *m, struct span body,
+                    struct channel_queue **queues, uint32_t count)
 {
     struct amqp09 *s = channel_service(ch);
     struct queue_publish p = {
@@ -406,7 +424,8 @@ static void publish(struct channel *ch, const struct message *m, struct span bod
     }
 }
 
-// The content is complete: checks, routes, publishes. The message is done with afterwards, unless it has to wait.
+// The content is complete: checks, routes, publishes. The message is done with afterwards, unless it has to
+// wait.
 static void complete(struct channel *ch, struct span body, bool is_last_try)
 {
     struct amqp09 *s = channel_service(ch);
@@ -419,14 +438,16 @@ static void complete(struct channel *ch, struct span body, bool is_last_try)
     uint32_t count = 0;
     struct route_request request = {
         .exchange = ch->publish.exchange, .keys = s->keys, .keys_count = m.keys_count, .headers = m.headers};
-    enum route_result result = m.error ? channel_route_check(ch, request.exchange) : channel_route(ch, &request, &queues, &count);
+    enum route_result result =
+        m.error ? channel_route_check(ch, request.exchange) : channel_route(ch, &request, &queues, &count);
     if (result == ROUTE_NO_EXCHANGE && !is_last_try) {
         fence_exchange(ch, body);
         return;
     }
     if (result == ROUTE_NO_EXCHANGE) {
-        channel_fail(ch, REPLY_NOT_FOUND, PUBLISH, "no exchange '%.*s' in vhost '%.*s'", (int)request.exchange.len,
-                     (const char *)request.exchange.ptr, (int)c->vhost_name.len, (const char *)c->vhost_name.ptr);
+        channel_fail(ch, REPLY_NOT_FOUND, PUBLISH, "no exchange '%.*s' in vhost '%.*s'",
+                     (int)request.exchange.len, (const char *)request.exchange.ptr, (int)c->vhost_name.len,
+                     (const char *)c->vhost_name.ptr);
     } else if (result == ROUTE_OK && m.error) {
         channel_fail(ch, m.error, PUBLISH, "%s", m.error_text);
     }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The queues a channel has to do with: their sessions, and what the sessions call back.
 //
-// A channel_queue lives as long as its channel wants it, or, once its session ended from the other side, as long as
-// deliveries or consumers refer to it: what was delivered stays ackable (data-plane §1.12), the acks then go nowhere.
-// Sessions are closed only in amqp09_turn_begin, never inside a callback.
+// A channel_queue lives as long as its channel wants it, or, once its session ended from the other side, as
+// long as deliveries or consumers refer to it: what was delivered stays ackable (data-plane §1.12), the acks
+// then go nowhere. Sessions are closed only in amqp09_turn_begin, never inside a callback.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include <stdlib.h>
@@ -79,7 +79,8 @@ static void detach(struct channel_queue *cq)
 
 void channel_queues_release(struct channel *ch)
 {
-    list_each(item, &ch->queues) {
+    list_each(item, &ch->queues)
+    {
         detach(list_entry(item, struct channel_queue, link));
     }
     ch->routes_generation++;
@@ -90,7 +91,8 @@ void channel_queues_trim(struct channel *ch)
     if (map_count(&ch->queues_by_group) < CHANNEL_QUEUES_MAX) {
         return;
     }
-    list_each(item, &ch->queues) {
+    list_each(item, &ch->queues)
+    {
         struct channel_queue *cq = list_entry(item, struct channel_queue, link);
         if (!cq->is_ended && !is_referred_to(cq) && cq->settled == cq->published) {
             detach(cq);
@@ -101,7 +103,8 @@ void channel_queues_trim(struct channel *ch)
 
 void channel_queues_pause(struct channel *ch, bool is_paused)
 {
-    list_each(item, &ch->queues) {
+    list_each(item, &ch->queues)
+    {
         struct channel_queue *cq = list_entry(item, struct channel_queue, link);
         if (cq->session && !cq->is_ended && cq->consumers_count > 0 && cq->is_paused != is_paused) {
             cq->is_paused = is_paused;
@@ -110,9 +113,10 @@ void channel_queues_pause(struct channel *ch, bool is_paused)
     }
 }
 
-// ---- callbacks ---------------------------------------------------------------------------------------------------
+// ---- callbacks ----------------------------------------------------------------------------------
 
-static void settle_publishes(struct channel_queue *cq, uint64_t through, const uint64_t *rejected, uint32_t rejected_count)
+static void settle_publishes(struct channel_queue *cq, uint64_t through, const uint64_t *rejected,
+                             uint32_t rejected_count)
 {
     struct channel *ch = cq->channel;
     assert(through <= cq->published);
@@ -136,7 +140,8 @@ static void settle_publishes(struct channel_queue *cq, uint64_t through, const u
     channel_confirms_dirty(ch);
 }
 
-static void settled(void *ctx, struct queue_session *s, uint64_t through, const uint64_t *rejected, uint32_t rejected_count)
+static void settled(void *ctx, struct queue_session *s, uint64_t through, const uint64_t *rejected,
+                    uint32_t rejected_count)
 {
     struct channel_queue *cq = ctx;
     (void)s;
@@ -172,7 +177,8 @@ static void cancel_done(void *ctx, struct queue_session *s, uint32_t consumer)
     }
 }
 
-static void get_done(void *ctx, struct queue_session *s, uint64_t token, enum rc rc, const struct queue_message *m, uint64_t ready)
+static void get_done(void *ctx, struct queue_session *s, uint64_t token, enum rc rc,
+                     const struct queue_message *m, uint64_t ready)
 {
     struct channel_queue *cq = ctx;
     (void)s;
@@ -209,10 +215,11 @@ static void end_operation(struct channel_queue *cq, bool is_deleted)
     }
     struct span vhost = ch->connection->vhost_name;
     if (is_deleted) {
-        channel_fail(ch, REPLY_NOT_FOUND, op->method, "no queue '%.*s' in vhost '%.*s'", (int)cq->name.len, (const char *)cq->name.ptr,
-                     (int)vhost.len, (const char *)vhost.ptr);
+        channel_fail(ch, REPLY_NOT_FOUND, op->method, "no queue '%.*s' in vhost '%.*s'", (int)cq->name.len,
+                     (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
     } else {
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, op->method, "session with queue '%.*s' in vhost '%.*s' ended", (int)cq->name.len,
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, op->method,
+                     "session with queue '%.*s' in vhost '%.*s' ended", (int)cq->name.len,
                      (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
     }
 }
@@ -242,8 +249,8 @@ static void ended(void *ctx, struct queue_session *s, bool is_deleted)
     }
     if (is_in_doubt || (!channel_consumers_lost(ch, cq) && !is_deleted)) {
         struct span vhost = ch->connection->vhost_name;
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, 0, "session with queue '%.*s' in vhost '%.*s' ended", (int)cq->name.len,
-                     (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, 0, "session with queue '%.*s' in vhost '%.*s' ended",
+                     (int)cq->name.len, (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
     }
 }
 
@@ -268,7 +275,7 @@ static const struct queue_callbacks callbacks = {
     .writable = writable,
 };
 
-// ---- use ---------------------------------------------------------------------------------------------------------
+// ---- use ----------------------------------------------------------------------------------------
 
 struct channel_queue *channel_queue_open(struct channel *ch, const struct broker_queue *q)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // From (exchange, routing key) to sessions, remembered.
 //
-// A remembered route also means: the user may write to the exchange, and it is not internal. All of that hangs on the
-// projection's version, so one comparison tells whether it still holds. Routes that may depend on headers (any headers
-// exchange in the vhost, CC or BCC) are computed each time.
+// A remembered route also means: the user may write to the exchange, and it is not internal. All of that
+// hangs on the projection's version, so one comparison tells whether it still holds. Routes that may depend
+// on headers (any headers exchange in the vhost, CC or BCC) are computed each time.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include <stdlib.h>
@@ -56,7 +56,8 @@ enum route_result channel_route_check(struct channel *ch, struct span exchange)
         return ROUTE_NO_EXCHANGE;
     }
     if (x->is_internal) {
-        channel_fail(ch, REPLY_ACCESS_REFUSED, method, "cannot publish to internal exchange '%.*s' in vhost '%.*s'", (int)exchange.len,
+        channel_fail(ch, REPLY_ACCESS_REFUSED, method,
+                     "cannot publish to internal exchange '%.*s' in vhost '%.*s'", (int)exchange.len,
                      (const char *)exchange.ptr, (int)c->vhost_name.len, (const char *)c->vhost_name.ptr);
         return ROUTE_FAILED;
     }
@@ -68,7 +69,8 @@ static void compute(struct channel *ch, const struct route_request *r, struct ro
     struct amqp09 *s = channel_service(ch);
     struct broker_vhost *v = connection_vhost(ch->connection);
     struct broker_route found = {0};
-    broker_route(s->config.broker, v, broker_exchange_find(v, r->exchange), r->keys, r->keys_count, r->headers, &found);
+    broker_route(s->config.broker, v, broker_exchange_find(v, r->exchange), r->keys, r->keys_count,
+                 r->headers, &found);
     if (found.count > to->queues_cap) {
         to->queues_cap = found.count;
         to->queues = mem_realloc(to->queues, found.count * sizeof(*to->queues));
@@ -79,7 +81,8 @@ static void compute(struct channel *ch, const struct route_request *r, struct ro
     to->queues_count = found.count;
 }
 
-static void remember(const struct channel *ch, struct route *to, uint64_t hash, uint64_t version, struct span exchange, struct span key)
+static void remember(const struct channel *ch, struct route *to, uint64_t hash, uint64_t version,
+                     struct span exchange, struct span key)
 {
     to->hash = hash;
     to->version = version;
@@ -94,7 +97,8 @@ static void remember(const struct channel *ch, struct route *to, uint64_t hash, 
     }
 }
 
-enum route_result channel_route(struct channel *ch, const struct route_request *r, struct channel_queue ***queues, uint32_t *count)
+enum route_result channel_route(struct channel *ch, const struct route_request *r,
+                                struct channel_queue ***queues, uint32_t *count)
 {
     assert(r->keys_count > 0);
     struct amqp09 *s = channel_service(ch);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ack, nack, reject, recover (data-plane §1.13).
 //
-// Settles of neighbouring deliveries of one consumer go to its session as a range; the session joins the calls of a turn
-// into one command.
+// Settles of neighbouring deliveries of one consumer go to its session as a range; the session joins the
+// calls of a turn into one command.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 
@@ -51,14 +51,16 @@ static void settle(struct channel *ch, struct run *r, const struct unacked_entry
     }
 }
 
-static void settle_tags(struct channel *ch, uint64_t tag, bool is_multiple, enum queue_settle how, uint32_t method)
+static void settle_tags(struct channel *ch, uint64_t tag, bool is_multiple, enum queue_settle how,
+                        uint32_t method)
 {
     struct unacked_entry e;
     struct run r = {.how = how};
     if (tag == 0 && is_multiple) {
         tag = UINT64_MAX;  // All; none is fine too.
     } else if (!unacked_has(&ch->unacked, tag)) {
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, method, "unknown delivery tag %llu", (unsigned long long)tag);
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, method, "unknown delivery tag %llu",
+                     (unsigned long long)tag);
         return;
     }
     if (!is_multiple) {
@@ -72,7 +74,8 @@ static void settle_tags(struct channel *ch, uint64_t tag, bool is_multiple, enum
     run_end(&r);
 }
 
-void channel_settle_entries(struct channel *ch, const struct unacked_entry *entries, const enum queue_settle *how, uint32_t count)
+void channel_settle_entries(struct channel *ch, const struct unacked_entry *entries,
+                            const enum queue_settle *how, uint32_t count)
 {
     struct run r = {0};
     (void)ch;
@@ -93,7 +96,8 @@ void channel_ack(struct channel *ch, const struct amqp_basic_ack *m)
 
 void channel_nack(struct channel *ch, const struct amqp_basic_nack *m)
 {
-    settle_tags(ch, m->delivery_tag, m->multiple, m->requeue ? QUEUE_RELEASE : QUEUE_DISCARD, AMQP_BASIC_NACK_ID);
+    settle_tags(ch, m->delivery_tag, m->multiple, m->requeue ? QUEUE_RELEASE : QUEUE_DISCARD,
+                AMQP_BASIC_NACK_ID);
 }
 
 void channel_reject(struct channel *ch, const struct amqp_basic_reject *m)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Declaring, deleting, binding, purging (data-plane §1.10).
 //
-// The rules are the broker's; its answer carries reply code and text. Here names are completed ("the last declared
-// queue"), answers become frames, and counts are asked of the queue's leader.
+// The rules are the broker's; its answer carries reply code and text. Here names are completed ("the last
+// declared queue"), answers become frames, and counts are asked of the queue's leader.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 
@@ -25,8 +25,8 @@ static struct broker_vhost *vhost_of(struct channel *ch, uint32_t method)
 {
     struct broker_vhost *v = connection_vhost(ch->connection);
     if (!v) {
-        connection_fail(ch->connection, REPLY_CONNECTION_FORCED, method, "vhost '%.*s' is gone", (int)ch->connection->vhost_name.len,
-                        (const char *)ch->connection->vhost_name.ptr);
+        connection_fail(ch->connection, REPLY_CONNECTION_FORCED, method, "vhost '%.*s' is gone",
+                        (int)ch->connection->vhost_name.len, (const char *)ch->connection->vhost_name.ptr);
     }
     return v;
 }
@@ -41,7 +41,7 @@ static bool is_refused(struct operation *op, const struct broker_result *r)
     return true;
 }
 
-// ---- finding a queue ---------------------------------------------------------------------------------------------
+// ---- finding a queue ----------------------------------------------------------------------------
 
 static void queue_fenced(struct operation *op, const struct broker_result *r)
 {
@@ -57,11 +57,12 @@ static void queue_fenced(struct operation *op, const struct broker_result *r)
         return;
     }
     struct span vhost = ch->connection->vhost_name;
-    channel_fail(ch, REPLY_NOT_FOUND, op->method, "no queue '%.*s' in vhost '%.*s'", op->name_len, op->name, (int)vhost.len,
-                 (const char *)vhost.ptr);
+    channel_fail(ch, REPLY_NOT_FOUND, op->method, "no queue '%.*s' in vhost '%.*s'", op->name_len, op->name,
+                 (int)vhost.len, (const char *)vhost.ptr);
 }
 
-void channel_with_queue(struct channel *ch, struct operation *op, void (*then)(struct operation *op, const struct broker_queue *q))
+void channel_with_queue(struct channel *ch, struct operation *op,
+                        void (*then)(struct operation *op, const struct broker_queue *q))
 {
     struct broker_vhost *v = vhost_of(ch, op->method);
     if (!v) {
@@ -80,7 +81,7 @@ void channel_with_queue(struct channel *ch, struct operation *op, void (*then)(s
     broker_queue_declare(channel_service(ch)->config.broker, v, span_of(NULL, 0), &d, operation_answered, op);
 }
 
-// ---- exchanges ---------------------------------------------------------------------------------------------------
+// ---- exchanges ----------------------------------------------------------------------------------
 
 static void exchange_declared(struct operation *op, const struct broker_result *r)
 {
@@ -115,7 +116,8 @@ void channel_exchange_declare(struct channel *ch, const struct amqp_exchange_dec
         .is_internal = m->internal,
         .arguments = m->arguments,
     };
-    broker_exchange_declare(channel_service(ch)->config.broker, v, ch->connection->user_name, &d, operation_answered, op);
+    broker_exchange_declare(channel_service(ch)->config.broker, v, ch->connection->user_name, &d,
+                            operation_answered, op);
 }
 
 static void exchange_deleted(struct operation *op, const struct broker_result *r)
@@ -142,11 +144,11 @@ void channel_exchange_delete(struct channel *ch, const struct amqp_exchange_dele
     op->is_nowait = m->nowait;
     op->done = exchange_deleted;
     op->is_external = true;
-    broker_exchange_delete(channel_service(ch)->config.broker, v, ch->connection->user_name, channel_strip(m->exchange, stripped),
-                           m->if_unused, operation_answered, op);
+    broker_exchange_delete(channel_service(ch)->config.broker, v, ch->connection->user_name,
+                           channel_strip(m->exchange, stripped), m->if_unused, operation_answered, op);
 }
 
-// ---- bindings ----------------------------------------------------------------------------------------------------
+// ---- bindings -----------------------------------------------------------------------------------
 
 static void bound(struct operation *op, const struct broker_result *r)
 {
@@ -220,18 +222,19 @@ void channel_queue_bind(struct channel *ch, const struct amqp_queue_bind *m, uin
     bind_start(ch, &d, m->nowait, method);
 }
 
-// ---- queue.declare -----------------------------------------------------------------------------------------------
+// ---- queue.declare ------------------------------------------------------------------------------
 
 static void declare_ok(struct operation *op, uint64_t messages, uint64_t consumers)
 {
     struct channel *ch = op->channel;
     if (!op->is_nowait) {
-        amqp_send_queue_declare_ok(channel_out(ch), ch->number,
-                                   &(struct amqp_queue_declare_ok){
-                                       .queue = name_of(op),
-                                       .message_count = messages > UINT32_MAX ? UINT32_MAX : (uint32_t)messages,
-                                       .consumer_count = consumers > UINT32_MAX ? UINT32_MAX : (uint32_t)consumers,
-                                   });
+        amqp_send_queue_declare_ok(
+            channel_out(ch), ch->number,
+            &(struct amqp_queue_declare_ok){
+                .queue = name_of(op),
+                .message_count = messages > UINT32_MAX ? UINT32_MAX : (uint32_t)messages,
+                .consumer_count = consumers > UINT32_MAX ? UINT32_MAX : (uint32_t)consumers,
+            });
         channel_out_done(ch);
     }
     operation_end(op);
@@ -288,10 +291,11 @@ void channel_queue_declare(struct channel *ch, const struct amqp_queue_declare *
         .is_auto_delete = m->auto_delete,
         .arguments = m->arguments,
     };
-    broker_queue_declare(channel_service(ch)->config.broker, v, ch->connection->user_name, &d, operation_answered, op);
+    broker_queue_declare(channel_service(ch)->config.broker, v, ch->connection->user_name, &d,
+                         operation_answered, op);
 }
 
-// ---- queue.delete ------------------------------------------------------------------------------------------------
+// ---- queue.delete -------------------------------------------------------------------------------
 
 static void queue_deleted(struct operation *op, const struct broker_result *r)
 {
@@ -300,7 +304,8 @@ static void queue_deleted(struct operation *op, const struct broker_result *r)
         return;
     }
     if (!op->is_nowait) {
-        amqp_send_queue_delete_ok(channel_out(ch), ch->number, &(struct amqp_queue_delete_ok){.message_count = op->count});
+        amqp_send_queue_delete_ok(channel_out(ch), ch->number,
+                                  &(struct amqp_queue_delete_ok){.message_count = op->count});
         channel_out_done(ch);
     }
     operation_end(op);
@@ -316,8 +321,8 @@ static void delete_counted(struct operation *op, const struct queue_info *info)
     op->count = info->ready > UINT32_MAX ? UINT32_MAX : (uint32_t)info->ready;
     op->done = queue_deleted;
     op->is_external = true;
-    broker_queue_delete(channel_service(ch)->config.broker, v, ch->connection->user_name, name_of(op), op->if_unused, op->if_empty,
-                        operation_answered, op);
+    broker_queue_delete(channel_service(ch)->config.broker, v, ch->connection->user_name, name_of(op),
+                        op->if_unused, op->if_empty, operation_answered, op);
 }
 
 void channel_queue_delete(struct channel *ch, const struct amqp_queue_delete *m)
@@ -342,7 +347,7 @@ void channel_queue_delete(struct channel *ch, const struct amqp_queue_delete *m)
     }
 }
 
-// ---- queue.purge -------------------------------------------------------------------------------------------------
+// ---- queue.purge --------------------------------------------------------------------------------
 
 static void purge_found(struct operation *op, const struct broker_queue *q)
 {
@@ -357,7 +362,8 @@ void channel_queue_purge(struct channel *ch, const struct amqp_queue_purge *m)
 {
     const uint32_t method = AMQP_QUEUE_PURGE_ID;
     struct span name;
-    if (!channel_queue_name(ch, m->queue, method, &name) || !channel_require(ch, ACCESS_READ, "queue", name, method)) {
+    if (!channel_queue_name(ch, m->queue, method, &name) ||
+        !channel_require(ch, ACCESS_READ, "queue", name, method)) {
         return;
     }
     struct operation *op = operation_start(ch, method);
@@ -376,7 +382,8 @@ void channel_purge_done(struct channel_queue *cq, uint64_t token, uint64_t count
     cq->reply_count--;
     if (!op->is_nowait) {
         amqp_send_queue_purge_ok(channel_out(ch), ch->number,
-                                 &(struct amqp_queue_purge_ok){.message_count = count > UINT32_MAX ? UINT32_MAX : (uint32_t)count});
+                                 &(struct amqp_queue_purge_ok){
+                                     .message_count = count > UINT32_MAX ? UINT32_MAX : (uint32_t)count});
         channel_out_done(ch);
     }
     operation_end(op);

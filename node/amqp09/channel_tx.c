@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Transactions (data-plane §1.11): publishes and settles are kept until commit.
 //
-// Publishes are routed when they come; commit hands them to the sessions, then settles, then waits until every queue
-// has said what became of them. It is not atomic across queues, as in RabbitMQ: one refused publish makes the commit
-// fail with 406, the others stay. Rollback forgets the publishes and makes the settled deliveries unsettled again.
+// Publishes are routed when they come; commit hands them to the sessions, then settles, then waits until
+// every queue has said what became of them. It is not atomic across queues, as in RabbitMQ: one refused
+// publish makes the commit fail with 406, the others stay. Rollback forgets the publishes and makes the
+// settled deliveries unsettled again.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include <stdlib.h>
 
 struct transaction {
-    struct buf messages;          // Encoded publishes, in order.
+    struct buf messages;  // Encoded publishes, in order.
     uint64_t messages_count;
     struct unacked_entry *settles;
     enum queue_settle *hows;
     uint32_t settles_count, settles_cap;
-    uint64_t open;                // Outcomes the commit under way waits for.
-    bool is_rejected;             // One of them was a refusal.
+    uint64_t open;     // Outcomes the commit under way waits for.
+    bool is_rejected;  // One of them was a refusal.
 };
 
 void channel_tx_free(struct channel *ch)
@@ -40,7 +41,8 @@ void channel_tx_counts(const struct channel *ch, uint64_t *publishes, uint64_t *
 void channel_tx_select(struct channel *ch)
 {
     if (ch->confirms.is_on) {
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_TX_SELECT_ID, "cannot switch from confirm to tx mode");
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_TX_SELECT_ID,
+                     "cannot switch from confirm to tx mode");
         return;
     }
     if (!ch->tx) {
@@ -58,13 +60,16 @@ static bool is_transactional(struct channel *ch, uint32_t method)
     return ch->tx != NULL;
 }
 
-// ---- keeping -----------------------------------------------------------------------------------------------------
+// ---- keeping ------------------------------------------------------------------------------------
 
-void channel_tx_publish(struct channel *ch, const struct queue_publish *p, struct channel_queue **queues, uint32_t count)
+void channel_tx_publish(struct channel *ch, const struct queue_publish *p, struct channel_queue **queues,
+                        uint32_t count)
 {
     struct buf *b = &ch->tx->messages;
-    if (b->len + p->header.len + p->body.len > CHANNEL_TX_BYTES + channel_service(ch)->config.max_message_size) {
-        channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_BASIC_PUBLISH_ID, "transaction of more than %u octets", CHANNEL_TX_BYTES);
+    if (b->len + p->header.len + p->body.len >
+        CHANNEL_TX_BYTES + channel_service(ch)->config.max_message_size) {
+        channel_fail(ch, REPLY_PRECONDITION_FAILED, AMQP_BASIC_PUBLISH_ID,
+                     "transaction of more than %u octets", CHANNEL_TX_BYTES);
         return;
     }
     ch->tx->messages_count++;
@@ -98,10 +103,11 @@ void channel_tx_settle(struct channel *ch, const struct unacked_entry *e, enum q
     tx->hows[tx->settles_count++] = how;
 }
 
-// ---- commit ------------------------------------------------------------------------------------------------------
+// ---- commit -------------------------------------------------------------------------------------
 
 // Reads the next kept publish; its groups are left to be read from *groups. Keys go to the service's scratch.
-static void read_kept(struct amqp09 *s, struct reader *r, struct queue_publish *p, struct reader *groups, uint32_t *groups_count)
+static void read_kept(struct amqp09 *s, struct reader *r, struct queue_publish *p, struct reader *groups,
+                      uint32_t *groups_count)
 {
     *p = (struct queue_publish){0};
     *groups_count = reader_u32(r);
@@ -136,7 +142,8 @@ static bool publish_kept(struct channel *ch)
         for (uint32_t i = 0; i < groups_count; i++) {
             struct channel_queue *cq = map_get(&ch->queues_by_group, reader_u64(&groups));
             if (!cq) {
-                channel_fail(ch, REPLY_RESOURCE_ERROR, AMQP_TX_COMMIT_ID, "a queue of the transaction is gone");
+                channel_fail(ch, REPLY_RESOURCE_ERROR, AMQP_TX_COMMIT_ID,
+                             "a queue of the transaction is gone");
                 return false;
             }
             uint64_t seq = queue_session_publish(cq->session, &p);

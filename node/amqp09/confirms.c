@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Confirms. The ring holds every publish from `head` to `next`; a word counts the queues still open, plus two flags.
-// Flushing walks from head over what is settled (one ack with multiple for each run between nacks), then tells those
-// settled out of order one by one and flags them, so that head passes over them later. A multiple ack may cover numbers
-// told before: clients have forgotten those already.
+// Confirms. The ring holds every publish from `head` to `next`; a word counts the queues still open, plus two
+// flags. Flushing walks from head over what is settled (one ack with multiple for each run between nacks),
+// then tells those settled out of order one by one and flags them, so that head passes over them later. A
+// multiple ack may cover numbers told before: clients have forgotten those already.
 #include "node/amqp09/confirms.h"
 #include "node/base/mem.h"
 #include "proto/amqp09/method.h"
@@ -75,7 +75,8 @@ void confirms_settle(struct confirms *c, uint64_t number, bool is_rejected)
 
 static void ack(struct buf *out, uint16_t channel, uint64_t number, bool is_multiple)
 {
-    amqp_send_basic_ack(out, channel, &(struct amqp_basic_ack){.delivery_tag = number, .multiple = is_multiple});
+    amqp_send_basic_ack(out, channel,
+                        &(struct amqp_basic_ack){.delivery_tag = number, .multiple = is_multiple});
 }
 
 static void nack(struct buf *out, uint16_t channel, uint64_t number)

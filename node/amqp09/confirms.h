@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publisher confirms of one channel (data-plane §1.11): which publishes have which outcome, and the fewest frames that
-// tell it.
+// Publisher confirms of one channel (data-plane §1.11): which publishes have which outcome, and the fewest
+// frames that tell it.
 //
-// A publish routed to several queues is confirmed when all have it, and nacked once if any refused it. Outcomes are
-// gathered over a loop turn and told at its end: everything up to the lowest open publish with multiple acks, the rest
-// one by one.
+// A publish routed to several queues is confirmed when all have it, and nacked once if any refused it.
+// Outcomes are gathered over a loop turn and told at its end: everything up to the lowest open publish with
+// multiple acks, the rest one by one.
 //
 // Owner thread: the channel's. Memory: one 32-bit word per open publish, grown by doubling.
 #pragma once
@@ -12,11 +12,11 @@
 
 struct confirms {
     bool is_on;
-    uint64_t next;        // Number of the next publish; the first is 1.
-    uint64_t head;        // Lowest number whose outcome has not been told.
-    uint32_t *ring;       // By number: open queues and flags.
-    uint32_t cap;         // Power of two or 0.
-    uint64_t *done;       // Numbers that got their outcome since the last flush.
+    uint64_t next;   // Number of the next publish; the first is 1.
+    uint64_t head;   // Lowest number whose outcome has not been told.
+    uint32_t *ring;  // By number: open queues and flags.
+    uint32_t cap;    // Power of two or 0.
+    uint64_t *done;  // Numbers that got their outcome since the last flush.
     uint32_t done_count, done_cap;
 };
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Connection core: input to frames, frames to channels, output, errors, heartbeats, closing.
 //
-// Input is parsed where it lies (the worker's shared read buffer); only a frame that is cut off is copied into `rest`
-// and completed there. Contents that span reads are copied by their channels when the parsing of a piece of input ends
-// (connection.held). While there is a reason to pause, nothing is parsed and the socket is not read: what came already
-// lies in `rest`, at most one read and one frame.
+// Input is parsed where it lies (the worker's shared read buffer); only a frame that is cut off is copied
+// into `rest` and completed there. Contents that span reads are copied by their channels when the parsing of
+// a piece of input ends (connection.held). While there is a reason to pause, nothing is parsed and the socket
+// is not read: what came already lies in `rest`, at most one read and one frame.
 //
-// After an error the input is still framed, so that close-ok is recognised, but nothing else is looked at; after a
-// framing error nothing is looked at any more. In both cases the socket goes after a bounded time (data-plane §1.5).
+// After an error the input is still framed, so that close-ok is recognised, but nothing else is looked at;
+// after a framing error nothing is looked at any more. In both cases the socket goes after a bounded time
+// (data-plane §1.5).
 //
 // Nothing here destroys the connection or calls it back: io.close asks the driver to.
 #include "node/amqp09/reply.h"
@@ -19,17 +20,16 @@
 #include <stdlib.h>
 
 enum {
-    INITIAL_FRAME_MAX = 8192,    // Until tune-ok (data-plane §1.3).
-    CLOSE_TIMEOUT_S = 30,        // Longest wait for close-ok.
-    FRAME_ERROR_DELAY_MS = 3000, // From a framing error to the end.
-    FRAME_FUDGE_BYTES = 8,       // RabbitMQ lets a payload be as large as frame_max (data-plane §1.4).
-    OUTPUT_KEEP_BYTES = 1 << 20,  // While busy; an idle connection gives it all back at its next heartbeat.
-    OUTPUT_COMPACT_BYTES = 256 << 10,
+    INITIAL_FRAME_MAX = 8192,     // Until tune-ok (data-plane §1.3).
+    CLOSE_TIMEOUT_S = 30,         // Longest wait for close-ok.
+    FRAME_ERROR_DELAY_MS = 3000,  // From a framing error to the end.
+    FRAME_FUDGE_BYTES = 8,        // RabbitMQ lets a payload be as large as frame_max (data-plane §1.4).
 };
 
-// ---- life --------------------------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
-struct connection *connection_create(struct amqp09 *s, const struct connection_io *io, const struct connection_peer *peer)
+struct connection *connection_create(struct amqp09 *s, const struct connection_io *io,
+                                     const struct connection_peer *peer)
 {
     struct connection *c = mem_zalloc(sizeof(*c));
     c->service = s;
@@ -44,7 +44,8 @@ struct connection *connection_create(struct amqp09 *s, const struct connection_i
     c->state_deadline = amqp09_later(s, s->config.handshake_timeout_ms);
     c->beat_send_at = c->beat_check_at = UINT64_MAX;
     c->connected_at_ms = clock_wall_ms(s->config.clock);
-    snprintf(c->name, sizeof(c->name), "%s:%u -> %s:%u", c->peer.peer_host, c->peer.peer_port, c->peer.host, c->peer.port);
+    snprintf(c->name, sizeof(c->name), "%s:%u -> %s:%u", c->peer.peer_host, c->peer.peer_port, c->peer.host,
+             c->peer.port);
     list_init(&c->resume_link);
     list_init(&c->partial_link);
     list_init(&c->held);
@@ -57,7 +58,8 @@ struct connection *connection_create(struct amqp09 *s, const struct connection_i
 
 static void channels_end(struct connection *c)
 {
-    list_each(item, &c->channel_list) {
+    list_each(item, &c->channel_list)
+    {
         channel_release(list_entry(item, struct channel, link));
     }
     assert(map_count(&c->channels) == 0);
@@ -98,8 +100,9 @@ static void close_socket(struct connection *c, bool is_abrupt)
 const char *connection_state_name(const struct connection *c)
 {
     static const char *const names[] = {
-        [CONNECTION_HEADER] = "starting", [CONNECTION_STARTING] = "starting", [CONNECTION_TUNING] = "tuning",
-        [CONNECTION_OPENING] = "opening", [CONNECTION_RUNNING] = "running",   [CONNECTION_CLOSING] = "closing",
+        [CONNECTION_HEADER] = "starting", [CONNECTION_STARTING] = "starting",
+        [CONNECTION_TUNING] = "tuning",   [CONNECTION_OPENING] = "opening",
+        [CONNECTION_RUNNING] = "running", [CONNECTION_CLOSING] = "closing",
         [CONNECTION_SILENT] = "closing",  [CONNECTION_CLOSED] = "closed",
     };
     if (c->state == CONNECTION_RUNNING) {
@@ -140,172 +143,7 @@ void connection_forget_channel(struct connection *c, struct channel *ch)
     list_remove(&ch->link);
 }
 
-// ---- output ------------------------------------------------------------------------------------------------------
-
-struct span connection_output(const struct connection *c)
-{
-    return span_of(c->out.ptr + c->out_pos, c->out.len - c->out_pos);
-}
-
-static size_t output_waiting(const struct connection *c)
-{
-    return c->out.len - c->out_pos;
-}
-
-static void pause_deliveries(struct connection *c, bool is_paused)
-{
-    c->is_out_full = is_paused;
-    list_each(item, &c->channel_list) {
-        channel_queues_pause(list_entry(item, struct channel, link), is_paused);
-    }
-}
-
-void connection_out_done(struct connection *c)
-{
-    if (!c->is_flush_wanted && c->state != CONNECTION_CLOSED) {
-        c->is_flush_wanted = true;
-        c->io.want_flush(c->io.ctx);
-    }
-    if (!c->is_out_full && output_waiting(c) > LIMIT_CONNECTION_OUTPUT_BYTES) {
-        pause_deliveries(c, true);
-        connection_set_pause(c, PAUSE_OUTPUT, true);
-    }
-}
-
-void connection_mark_delivery(struct connection *c, const struct channel *ch, uint32_t consumer, uint64_t bytes)
-{
-    uint64_t end = c->send_oct + output_waiting(c);
-    if (c->marks_count > 0) {
-        struct taken_mark *last = &c->marks[(c->marks_head + c->marks_count - 1) & (c->marks_cap - 1)];
-        if (last->channel_serial == ch->serial && last->consumer == consumer) {
-            last->end = end;
-            last->bytes += bytes;
-            return;
-        }
-    }
-    if (c->marks_count == c->marks_cap) {
-        uint32_t cap = c->marks_cap == 0 ? 16 : c->marks_cap * 2;
-        struct taken_mark *marks = mem_alloc(cap * sizeof(*marks));
-        for (uint32_t i = 0; i < c->marks_count; i++) {
-            marks[i] = c->marks[(c->marks_head + i) & (c->marks_cap - 1)];
-        }
-        free(c->marks);
-        c->marks = marks;
-        c->marks_cap = cap;
-        c->marks_head = 0;
-    }
-    c->marks[(c->marks_head + c->marks_count++) & (c->marks_cap - 1)] = (struct taken_mark){
-        .channel_serial = ch->serial, .end = end, .bytes = bytes, .consumer = consumer, .channel = ch->number};
-}
-
-// Tells the queues what the socket took.
-static void report_taken(struct connection *c)
-{
-    while (c->marks_count > 0 && c->marks[c->marks_head].end <= c->send_oct) {
-        const struct taken_mark *m = &c->marks[c->marks_head];
-        struct channel *ch = map_get(&c->channels, m->channel);
-        struct consumer *consumer = ch && ch->serial == m->channel_serial ? channel_consumer(ch, m->consumer) : NULL;
-        if (consumer && consumer->queue->session) {
-            queue_session_taken(consumer->queue->session, m->consumer, m->bytes);
-        }
-        c->marks_head = (c->marks_head + 1) & (c->marks_cap - 1);
-        c->marks_count--;
-    }
-}
-
-void connection_output_taken(struct connection *c, size_t n)
-{
-    assert(n <= output_waiting(c));
-    c->out_pos += n;
-    c->send_oct += n;
-    c->send_cnt++;
-    if (c->out_pos == c->out.len) {
-        c->out.len = c->out_pos = 0;
-        c->is_flush_wanted = false;
-        buf_shrink(&c->out, OUTPUT_KEEP_BYTES);
-    } else if (c->out_pos >= OUTPUT_COMPACT_BYTES && c->out_pos >= c->out.len / 2) {
-        buf_consume(&c->out, c->out_pos);
-        c->out_pos = 0;
-    }
-    report_taken(c);
-    if (c->is_out_full && output_waiting(c) <= LIMIT_CONNECTION_OUTPUT_BYTES / 2) {
-        pause_deliveries(c, false);
-        connection_set_pause(c, PAUSE_OUTPUT, false);
-    }
-}
-
-// ---- pausing -----------------------------------------------------------------------------------------------------
-
-static bool is_paused(const struct connection *c)
-{
-    // Only a running connection owes anything to others; during close and handshake input is small and looked at.
-    return c->state == CONNECTION_RUNNING && (c->pauses != 0 || c->throttles > 0);
-}
-
-static void reading_changed(struct connection *c)
-{
-    bool is_on = !is_paused(c);
-    if (is_on == c->is_reading || c->state == CONNECTION_CLOSED) {
-        return;
-    }
-    c->is_reading = is_on;
-    c->io.set_reading(c->io.ctx, is_on);
-    if (is_on) {
-        // The monitor was paused with the socket; silence counts from now.
-        c->beat_missed = 0;
-        c->beat_recv_seen = c->recv_oct - 1;
-        if (c->rest.len > 0 && list_is_empty(&c->resume_link)) {
-            list_add_tail(&c->service->resumed, &c->resume_link);
-        }
-    }
-}
-
-void connection_set_pause(struct connection *c, uint32_t bit, bool is_on)
-{
-    c->pauses = is_on ? c->pauses | bit : c->pauses & ~bit;
-    reading_changed(c);
-}
-
-void connection_throttle(struct connection *c, int change)
-{
-    assert(change > 0 || c->throttles > 0);
-    c->throttles += (uint32_t)change;
-    reading_changed(c);
-}
-
-// ---- blocked by an alarm (data-plane §1.14) ----------------------------------------------------------------------
-
-void connection_note_publish(struct connection *c)
-{
-    uint32_t alarms = c->service->alarms;
-    if (alarms == 0 || (c->pauses & PAUSE_BLOCKED)) {
-        return;
-    }
-    if (c->has_blocked) {
-        const char *reason = alarms == AMQP09_ALARM_MEMORY ? "low on memory"
-                             : alarms == AMQP09_ALARM_DISK ? "low on disk"
-                                                           : "low on memory & disk";
-        amqp_send_connection_blocked(connection_out(c), 0, &(struct amqp_connection_blocked){.reason = span_str(reason)});
-        connection_out_done(c);
-        c->is_blocked_told = true;
-    }
-    connection_set_pause(c, PAUSE_BLOCKED, true);
-}
-
-void connection_set_blocked(struct connection *c, uint32_t alarms)
-{
-    if (alarms != 0 || !(c->pauses & PAUSE_BLOCKED)) {
-        return;
-    }
-    if (c->is_blocked_told) {
-        amqp_send_connection_unblocked(connection_out(c), 0, &(struct amqp_connection_unblocked){});
-        connection_out_done(c);
-        c->is_blocked_told = false;
-    }
-    connection_set_pause(c, PAUSE_BLOCKED, false);
-}
-
-// ---- errors and closing ------------------------------------------------------------------------------------------
+// ---- errors and closing -------------------------------------------------------------------------
 
 static void send_close(struct connection *c, uint16_t code, uint32_t method, const char *text)
 {
@@ -338,25 +176,30 @@ void connection_fail(struct connection *c, uint16_t code, uint32_t method, const
     channels_end(c);
     send_close(c, code, method, text);
     c->state = CONNECTION_CLOSING;
-    uint32_t wait_s = c->heartbeat_s > 0 && c->heartbeat_s < CLOSE_TIMEOUT_S ? c->heartbeat_s : CLOSE_TIMEOUT_S;
+    uint32_t wait_s =
+        c->heartbeat_s > 0 && c->heartbeat_s < CLOSE_TIMEOUT_S ? c->heartbeat_s : CLOSE_TIMEOUT_S;
     c->state_deadline = amqp09_later(c->service, wait_s * 1000u);
-    reading_changed(c);
+    connection_reading_changed(c);
 }
 
 // The input cannot be framed any more.
 static void fail_frame(struct connection *c, enum rc rc, const struct amqp_frame_fault *fault)
 {
     if (rc == RC_TOO_LARGE) {
-        uint32_t max = c->payload_max > FRAME_FUDGE_BYTES ? c->payload_max - FRAME_FUDGE_BYTES : c->payload_max;
-        connection_fail(c, REPLY_FRAME_ERROR, 0, "type %u, all octets = <<>>: {frame_too_large,%u,%u}", fault->type, fault->size, max);
+        uint32_t max =
+            c->payload_max > FRAME_FUDGE_BYTES ? c->payload_max - FRAME_FUDGE_BYTES : c->payload_max;
+        connection_fail(c, REPLY_FRAME_ERROR, 0, "type %u, all octets = <<>>: {frame_too_large,%u,%u}",
+                        fault->type, fault->size, max);
     } else {
         struct buf octets;
         buf_init(&octets);
         for (size_t i = 0; i < fault->payload.len && i < 16; i++) {
             buf_printf(&octets, "%s%u", i > 0 ? "," : "", fault->payload.ptr[i]);
         }
-        connection_fail(c, REPLY_FRAME_ERROR, 0, "type %u, %s octets = <<%.*s>>: {invalid_frame_end_marker,%u}", fault->type,
-                        fault->payload.len > 16 ? "first 16" : "all", (int)octets.len, (const char *)octets.ptr, fault->end);
+        connection_fail(c, REPLY_FRAME_ERROR, 0,
+                        "type %u, %s octets = <<%.*s>>: {invalid_frame_end_marker,%u}", fault->type,
+                        fault->payload.len > 16 ? "first 16" : "all", (int)octets.len,
+                        (const char *)octets.ptr, fault->end);
         buf_deinit(&octets);
     }
     if (c->state == CONNECTION_CLOSING) {
@@ -365,14 +208,15 @@ static void fail_frame(struct connection *c, enum rc rc, const struct amqp_frame
     }
 }
 
-// ---- channel 0 ---------------------------------------------------------------------------------------------------
+// ---- channel 0 ----------------------------------------------------------------------------------
 
 static void update_secret(struct connection *c)
 {
     struct broker *b = c->service->config.broker;
     struct broker_vhost *v = connection_vhost(c);
     if (!v || !broker_user_exists(b, c->user_name) || !broker_may_enter(b, c->user_name, v)) {
-        connection_fail(c, REPLY_NOT_ALLOWED, AMQP_CONNECTION_UPDATE_SECRET_ID, "New secret was refused by one of the backends");
+        connection_fail(c, REPLY_NOT_ALLOWED, AMQP_CONNECTION_UPDATE_SECRET_ID,
+                        "New secret was refused by one of the backends");
         return;
     }
     amqp_send_connection_update_secret_ok(connection_out(c), 0, &(struct amqp_connection_update_secret_ok){});
@@ -431,12 +275,13 @@ bool connection_read_method(struct connection *c, struct span payload, struct am
     } else if (rc == RC_INVALID) {
         connection_fail(c, REPLY_FRAME_ERROR, m->id, "Malformed UTF-8 in shortstr");
     } else {
-        connection_fail(c, REPLY_FRAME_ERROR, m->id, "cannot decode arguments of %s", amqp_method_name(m->id));
+        connection_fail(c, REPLY_FRAME_ERROR, m->id, "cannot decode arguments of %s",
+                        amqp_method_name(m->id));
     }
     return false;
 }
 
-// ---- frames ------------------------------------------------------------------------------------------------------
+// ---- frames -------------------------------------------------------------------------------------
 
 static void frame_on_zero(struct connection *c, const struct amqp_frame *f)
 {
@@ -449,11 +294,13 @@ static void frame_on_zero(struct connection *c, const struct amqp_frame *f)
         break;
     case AMQP_FRAME_HEARTBEAT:
         if (f->payload.len > 0) {
-            connection_fail(c, REPLY_FRAME_ERROR, 0, "type 8, heartbeat with a payload of %zu octets", f->payload.len);
+            connection_fail(c, REPLY_FRAME_ERROR, 0, "type 8, heartbeat with a payload of %zu octets",
+                            f->payload.len);
         }
         break;
     default:
-        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0, "expected method frame on channel 0, got a frame of type %u instead", f->type);
+        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0,
+                        "expected method frame on channel 0, got a frame of type %u instead", f->type);
         break;
     }
 }
@@ -476,7 +323,8 @@ static void open_channel(struct connection *c, const struct amqp_frame *f)
         return;
     }
     if (c->channel_max > 0 && map_count(&c->channels) >= c->channel_max) {
-        connection_fail(c, REPLY_NOT_ALLOWED, m.id, "number of channels opened (%u) has reached the negotiated channel_max (%u)",
+        connection_fail(c, REPLY_NOT_ALLOWED, m.id,
+                        "number of channels opened (%u) has reached the negotiated channel_max (%u)",
                         map_count(&c->channels), c->channel_max);
         return;
     }
@@ -507,7 +355,8 @@ static void frame(struct connection *c, const struct amqp_frame *f)
         return;
     }
     if (c->state != CONNECTION_RUNNING) {
-        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0, "frame on channel %u before connection.open-ok", f->channel);
+        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0, "frame on channel %u before connection.open-ok",
+                        f->channel);
         return;
     }
     struct channel *ch = connection_channel(c, f->channel);
@@ -537,14 +386,14 @@ static void protocol_header(struct connection *c, const uint8_t *header)
     close_socket(c, false);
 }
 
-// ---- input -------------------------------------------------------------------------------------------------------
+// ---- input --------------------------------------------------------------------------------------
 
-// Parses whole frames from `in`; returns the bytes used. What is left is less than a frame (c->need says how much is
-// wanted), or waits because the connection paused.
+// Parses whole frames from `in`; returns the bytes used. What is left is less than a frame (c->need says how
+// much is wanted), or waits because the connection paused.
 static size_t parse(struct connection *c, struct span in)
 {
     size_t used_all = 0;
-    while (c->state != CONNECTION_SILENT && c->state != CONNECTION_CLOSED && !is_paused(c)) {
+    while (c->state != CONNECTION_SILENT && c->state != CONNECTION_CLOSED && !connection_is_paused(c)) {
         struct span left = span_of(in.ptr + used_all, in.len - used_all);
         size_t used = 0;
         if (c->state == CONNECTION_HEADER) {
@@ -570,11 +419,12 @@ static size_t parse(struct connection *c, struct span in)
         used_all += used;
         frame(c, &f);
     }
-    if (is_paused(c)) {
+    if (connection_is_paused(c)) {
         c->need = AMQP_FRAME_HEAD_BYTES;  // Not known: nothing was looked at.
     }
     // The bytes may move or go: whoever points into them copies now.
-    list_each(item, &c->held) {
+    list_each(item, &c->held)
+    {
         channel_hold(list_entry(item, struct channel, held_link));
     }
     if (c->state == CONNECTION_SILENT || c->state == CONNECTION_CLOSED) {
@@ -587,7 +437,7 @@ static size_t parse(struct connection *c, struct span in)
 static size_t parse_rest(struct connection *c, struct span in)
 {
     size_t used = 0;
-    while (c->rest.len > 0 && !is_paused(c)) {
+    while (c->rest.len > 0 && !connection_is_paused(c)) {
         if (c->rest.len < c->need) {
             size_t n = c->need - c->rest.len < in.len - used ? c->need - c->rest.len : in.len - used;
             if (n == 0) {
@@ -631,7 +481,8 @@ void connection_input(struct connection *c, struct span in)
 void connection_resume(struct connection *c)
 {
     list_remove(&c->resume_link);
-    if (is_paused(c) || c->rest.len == 0 || c->state == CONNECTION_SILENT || c->state == CONNECTION_CLOSED) {
+    if (connection_is_paused(c) || c->rest.len == 0 || c->state == CONNECTION_SILENT ||
+        c->state == CONNECTION_CLOSED) {
         return;
     }
     c->is_parsing = true;
@@ -644,7 +495,7 @@ void connection_resume(struct connection *c)
     c->is_parsing = false;
 }
 
-// ---- time --------------------------------------------------------------------------------------------------------
+// ---- time ---------------------------------------------------------------------------------------
 
 uint64_t connection_deadline(const struct connection *c)
 {
@@ -655,14 +506,14 @@ uint64_t connection_deadline(const struct connection *c)
 
 static void beat_send(struct connection *c, uint64_t now)
 {
-    uint64_t sent = c->send_oct + output_waiting(c);
+    uint64_t sent = c->send_oct + connection_output(c).len;
     if (sent == c->beat_sent_seen && c->state == CONNECTION_RUNNING) {
         buf_shrink(&c->out, 0);
         buf_shrink(&c->rest, 0);
         amqp_frame_heartbeat(connection_out(c));
         connection_out_done(c);
     }
-    c->beat_sent_seen = c->send_oct + output_waiting(c);
+    c->beat_sent_seen = c->send_oct + connection_output(c).len;
     c->beat_send_at = now + (uint64_t)c->heartbeat_s * 500000000u;
 }
 

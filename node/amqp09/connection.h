@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One AMQP 0-9-1 connection without its socket: bytes in, bytes out, deadlines (data-plane §1.1-§1.5).
 //
-// The driver (listener.c, or a test) reads bytes and hands them to connection_input, writes what connection_output
-// shows, calls connection_tick when connection_deadline has come, and destroys the connection when the socket is gone.
-// Calls back into the driver (struct connection_io) only set flags there; none of them may call into the connection.
+// The driver (listener.c, or a test) reads bytes and hands them to connection_input, writes what
+// connection_output shows, calls connection_tick when connection_deadline has come, and destroys the
+// connection when the socket is gone. Calls back into the driver (struct connection_io) only set flags there;
+// none of them may call into the connection.
 //
 // Thread: the worker's. Ownership: the driver's, from connection_create to connection_destroy.
 #pragma once
@@ -28,7 +29,7 @@ struct connection_io {
 struct connection_peer {
     char host[64], peer_host[64];  // Numeric addresses.
     uint16_t port, peer_port;
-    bool is_loopback;              // The peer's address.
+    bool is_loopback;  // The peer's address.
 };
 
 enum connection_state {
@@ -49,42 +50,43 @@ enum {
     PAUSE_PARTIAL = 4,  // Too many half-arrived bodies on this worker.
 };
 
-// Deliveries in the output, in order, so that queues learn what the socket took. Neighbours of one consumer are joined.
+// Deliveries in the output, in order, so that queues learn what the socket took. Neighbours of one consumer
+// are joined.
 struct taken_mark {
     uint64_t channel_serial;
-    uint64_t end;       // send_oct once the last byte is taken.
-    uint64_t bytes;     // Body bytes of the messages.
+    uint64_t end;    // send_oct once the last byte is taken.
+    uint64_t bytes;  // Body bytes of the messages.
     uint32_t consumer;
     uint16_t channel;
 };
 
 struct connection {
-    struct list link;         // amqp09.connections
-    struct list resume_link;  // amqp09.resumed: unpaused, with input left in `rest`.
-    struct list partial_link; // amqp09.partials: holds half-arrived bodies.
+    struct list link;          // amqp09.connections
+    struct list resume_link;   // amqp09.resumed: unpaused, with input left in `rest`.
+    struct list partial_link;  // amqp09.partials: holds half-arrived bodies.
     struct amqp09 *service;
     struct connection_io io;
     struct connection_peer peer;
-    uint64_t id;              // Unique in the worker.
+    uint64_t id;  // Unique in the worker.
     enum connection_state state;
 
     // Input
-    struct buf rest;          // Bytes received and not yet parsed: part of a frame, or everything while paused.
-    size_t need;              // Bytes in all that the frame at the start of the unparsed input needs.
-    uint32_t payload_max;     // Largest frame payload accepted now.
-    uint32_t pauses;          // PAUSE_ bits.
-    uint32_t throttles;       // Channels' reasons to pause: full sessions, too many waiting frames.
-    bool is_reading;          // As last told to the driver.
-    bool is_parsing;          // connection_input is on the stack.
-    struct list held;         // channel.held_link: contents that point into the input being parsed.
-    uint64_t partial_bytes;   // Bytes of half-arrived bodies.
+    struct buf rest;       // Bytes received and not yet parsed: part of a frame, or everything while paused.
+    size_t need;           // Bytes in all that the frame at the start of the unparsed input needs.
+    uint32_t payload_max;  // Largest frame payload accepted now.
+    uint32_t pauses;       // PAUSE_ bits.
+    uint32_t throttles;    // Channels' reasons to pause: full sessions, too many waiting frames.
+    bool is_reading;       // As last told to the driver.
+    bool is_parsing;       // connection_input is on the stack.
+    struct list held;      // channel.held_link: contents that point into the input being parsed.
+    uint64_t partial_bytes;  // Bytes of half-arrived bodies.
 
     // Output
     struct buf out;
-    size_t out_pos;           // Taken by the socket of `out`.
+    size_t out_pos;  // Taken by the socket of `out`.
     bool is_flush_wanted;
-    bool is_out_full;         // Deliveries are paused.
-    struct taken_mark *marks; // Ring.
+    bool is_out_full;          // Deliveries are paused.
+    struct taken_mark *marks;  // Ring.
     uint32_t marks_head, marks_count, marks_cap;
 
     // Negotiated
@@ -96,22 +98,22 @@ struct connection {
     struct span client_name;  // connection_name of the client properties; points into them.
     char mechanism[16];
     struct broker_user user;
-    struct span user_name;    // Points into `user`.
-    struct span vhost_name;   // Owned.
+    struct span user_name;       // Points into `user`.
+    struct span vhost_name;      // Owned.
     struct broker_vhost *vhost;  // Looked up at `vhost_version`; see connection_vhost.
     uint64_t vhost_version;
-    char name[160];           // "peer:port -> host:port"
+    char name[160];  // "peer:port -> host:port"
 
     // Channels
-    struct map channels;      // number -> struct channel
-    struct list channel_list; // channel.link
+    struct map channels;           // number -> struct channel
+    struct list channel_list;      // channel.link
     struct channel *channel_last;  // Cache of the last lookup; may be NULL.
 
     // Time, monotonic ns
-    uint64_t state_deadline;  // Handshake, close-ok or silence; UINT64_MAX: none.
-    uint64_t beat_send_at, beat_check_at;  // Next checks; UINT64_MAX: no heartbeats.
+    uint64_t state_deadline;                  // Handshake, close-ok or silence; UINT64_MAX: none.
+    uint64_t beat_send_at, beat_check_at;     // Next checks; UINT64_MAX: no heartbeats.
     uint64_t beat_sent_seen, beat_recv_seen;  // Counters at the last check.
-    uint32_t beat_missed;     // Checks in a row without input.
+    uint32_t beat_missed;                     // Checks in a row without input.
 
     // Counted
     uint64_t recv_oct, recv_cnt, send_oct, send_cnt;
@@ -119,7 +121,8 @@ struct connection {
 };
 
 // `peer` is copied. The connection reads from the start.
-struct connection *connection_create(struct amqp09 *s, const struct connection_io *io, const struct connection_peer *peer);
+struct connection *connection_create(struct amqp09 *s, const struct connection_io *io,
+                                     const struct connection_peer *peer);
 void connection_destroy(struct connection *c);
 
 // Takes all of `in` (what cannot be parsed now is copied).
@@ -131,7 +134,7 @@ void connection_output_taken(struct connection *c, size_t n);
 uint64_t connection_deadline(const struct connection *c);
 void connection_tick(struct connection *c);
 
-// ---- for channels and the service --------------------------------------------------------------------------------
+// ---- for channels and the service ---------------------------------------------------------------
 
 // The output to append frames to; asks for a flush. Finish with connection_out_done.
 static inline struct buf *connection_out(struct connection *c)
@@ -140,22 +143,25 @@ static inline struct buf *connection_out(struct connection *c)
 }
 void connection_out_done(struct connection *c);
 // Records that the output appended last carries `bytes` of a consumer's message.
-void connection_mark_delivery(struct connection *c, const struct channel *ch, uint32_t consumer, uint64_t bytes);
+void connection_mark_delivery(struct connection *c, const struct channel *ch, uint32_t consumer,
+                              uint64_t bytes);
 
-// Closes the connection with an error: connection.close with "NAME - text", channels are gone at once. `method` is the
-// offending method's id or 0.
+// Closes the connection with an error: connection.close with "NAME - text", channels are gone at once.
+// `method` is the offending method's id or 0.
 void connection_fail(struct connection *c, uint16_t code, uint32_t method, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
 // Reads a method frame; false: the connection has failed.
 MUST_USE bool connection_read_method(struct connection *c, struct span payload, struct amqp_method *m);
-bool connection_is_open(const struct connection *c);  // Running: frames of channels are taken.
+bool connection_is_paused(const struct connection *c);  // Nothing is parsed now.
+void connection_reading_changed(struct connection *c);  // Tells the driver if that changed.
+bool connection_is_open(const struct connection *c);    // Running: frames of channels are taken.
 // A reason to pause came or went (channels count in `throttles`).
 void connection_set_pause(struct connection *c, uint32_t bit, bool is_on);
 void connection_throttle(struct connection *c, int change);
 // Parses what was left while paused. Called by amqp09_turn_begin.
 void connection_resume(struct connection *c);
 struct channel *connection_channel(struct connection *c, uint16_t number);  // NULL if there is none.
-struct broker_vhost *connection_vhost(struct connection *c);  // NULL if it has been deleted.
+struct broker_vhost *connection_vhost(struct connection *c);                // NULL if it has been deleted.
 void connection_forget_channel(struct connection *c, struct channel *ch);
 // A content header or body has come: while an alarm is on the client is told and no longer read.
 void connection_note_publish(struct connection *c);

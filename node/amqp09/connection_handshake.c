@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the protocol header to open-ok (data-plane §1.1-§1.3).
 //
-// start -> start-ok (who are you) -> tune -> tune-ok (how large) -> open (which vhost) -> open-ok. Before tune, errors
-// are not told: the socket is dropped after three seconds, so that guessing passwords is slow. The exception is a wrong
-// password from a client that asked to be told. After tune every error is a connection.close.
+// start -> start-ok (who are you) -> tune -> tune-ok (how large) -> open (which vhost) -> open-ok. Before
+// tune, errors are not told: the socket is dropped after three seconds, so that guessing passwords is slow.
+// The exception is a wrong password from a client that asked to be told. After tune every error is a
+// connection.close.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include "node/base/log.h"
@@ -16,7 +17,7 @@ enum {
     FRAME_MAX_LEAST = 8192,
 };
 
-// ---- start -------------------------------------------------------------------------------------------------------
+// ---- start --------------------------------------------------------------------------------------
 
 static void put_server_properties(const struct connection *c, struct buf *b)
 {
@@ -44,7 +45,8 @@ void handshake_begin(struct connection *c)
     struct buf properties;
     buf_init(&properties);
     put_server_properties(c, &properties);
-    const char *mechanisms = c->service->config.anonymous_user ? "PLAIN AMQPLAIN ANONYMOUS" : "PLAIN AMQPLAIN";
+    const char *mechanisms =
+        c->service->config.anonymous_user ? "PLAIN AMQPLAIN ANONYMOUS" : "PLAIN AMQPLAIN";
     amqp_send_connection_start(connection_out(c), 0,
                                &(struct amqp_connection_start){.version_major = 0,
                                                                .version_minor = 9,
@@ -62,7 +64,7 @@ void handshake_drop(struct connection *c)
     c->state_deadline = amqp09_later(c->service, SILENT_CLOSE_DELAY_MS);
 }
 
-// ---- start-ok ----------------------------------------------------------------------------------------------------
+// ---- start-ok -----------------------------------------------------------------------------------
 
 static void keep_client_properties(struct connection *c, struct span properties)
 {
@@ -108,7 +110,8 @@ static bool read_amqplain(struct span response, struct login *out)
 {
     struct table_value password;
     if (table_check(response) != RC_OK || !table_find_string(response, "LOGIN", &out->user) ||
-        !table_find(response, "PASSWORD", &password) || (password.type != TABLE_STRING && password.type != TABLE_BINARY)) {
+        !table_find(response, "PASSWORD", &password) ||
+        (password.type != TABLE_STRING && password.type != TABLE_BINARY)) {
         return false;
     }
     out->password = password.bytes;
@@ -117,12 +120,14 @@ static bool read_amqplain(struct span response, struct login *out)
 
 static void refuse_login(struct connection *c, struct span user)
 {
-    log_warning("connection %s: login of user '%.*s' refused using mechanism %s", c->name, (int)user.len, (const char *)user.ptr,
-                c->mechanism);
+    log_warning("connection %s: login of user '%.*s' refused using mechanism %s", c->name, (int)user.len,
+                (const char *)user.ptr, c->mechanism);
     if (c->has_close_on_login_failure) {
         c->state = CONNECTION_TUNING;  // Past the states in which errors are not told.
-        connection_fail(c, REPLY_ACCESS_REFUSED, 0,
-                        "Login was refused using authentication mechanism %s. For details see the broker logfile.", c->mechanism);
+        connection_fail(
+            c, REPLY_ACCESS_REFUSED, 0,
+            "Login was refused using authentication mechanism %s. For details see the broker logfile.",
+            c->mechanism);
     } else {
         handshake_drop(c);
     }
@@ -143,7 +148,8 @@ static void start_ok(struct connection *c, const struct amqp_connection_start_ok
 {
     const struct amqp09_config *config = &c->service->config;
     keep_client_properties(c, m->client_properties);
-    snprintf(c->mechanism, sizeof(c->mechanism), "%.*s", (int)m->mechanism.len, (const char *)m->mechanism.ptr);
+    snprintf(c->mechanism, sizeof(c->mechanism), "%.*s", (int)m->mechanism.len,
+             (const char *)m->mechanism.ptr);
     struct login login;
     bool is_read;
     if (span_equal(m->mechanism, span_str("PLAIN"))) {
@@ -151,17 +157,21 @@ static void start_ok(struct connection *c, const struct amqp_connection_start_ok
     } else if (span_equal(m->mechanism, span_str("AMQPLAIN"))) {
         is_read = read_amqplain(m->response, &login);
     } else if (span_equal(m->mechanism, span_str("ANONYMOUS")) && config->anonymous_user) {
-        login = (struct login){.user = span_str(config->anonymous_user), .password = span_str(config->anonymous_pass)};
+        login = (struct login){.user = span_str(config->anonymous_user),
+                               .password = span_str(config->anonymous_pass)};
         is_read = true;
     } else {
-        connection_fail(c, REPLY_COMMAND_INVALID, AMQP_CONNECTION_START_OK_ID, "unknown authentication mechanism '%s'", c->mechanism);
+        connection_fail(c, REPLY_COMMAND_INVALID, AMQP_CONNECTION_START_OK_ID,
+                        "unknown authentication mechanism '%s'", c->mechanism);
         return;
     }
     if (!is_read) {
-        connection_fail(c, REPLY_SYNTAX_ERROR, AMQP_CONNECTION_START_OK_ID, "malformed response of mechanism %s", c->mechanism);
+        connection_fail(c, REPLY_SYNTAX_ERROR, AMQP_CONNECTION_START_OK_ID,
+                        "malformed response of mechanism %s", c->mechanism);
         return;
     }
-    bool is_guest_far = span_equal(login.user, span_str("guest")) && !c->peer.is_loopback && !config->is_guest_remote;
+    bool is_guest_far =
+        span_equal(login.user, span_str("guest")) && !c->peer.is_loopback && !config->is_guest_remote;
     if (is_guest_far || !broker_authenticate(config->broker, login.user, login.password, &c->user)) {
         refuse_login(c, login.user);
         return;
@@ -170,7 +180,7 @@ static void start_ok(struct connection *c, const struct amqp_connection_start_ok
     send_tune(c);
 }
 
-// ---- tune-ok -----------------------------------------------------------------------------------------------------
+// ---- tune-ok ------------------------------------------------------------------------------------
 
 // Zero means no limit. False: the connection has failed.
 static bool check_limit(struct connection *c, const char *name, uint32_t asked, uint32_t allowed)
@@ -189,7 +199,8 @@ static void tune_ok(struct connection *c, const struct amqp_connection_tune_ok *
     const struct amqp09_config *config = &c->service->config;
     if (m->frame_max != 0 && m->frame_max < FRAME_MAX_LEAST) {
         connection_fail(c, REPLY_NOT_ALLOWED, AMQP_CONNECTION_TUNE_ID,
-                        "negotiated frame_max = %u is lower than the minimum allowed value (%u)", m->frame_max, FRAME_MAX_LEAST);
+                        "negotiated frame_max = %u is lower than the minimum allowed value (%u)",
+                        m->frame_max, FRAME_MAX_LEAST);
         return;
     }
     if (!check_limit(c, "frame_max", m->frame_max, config->frame_max) ||
@@ -209,24 +220,26 @@ static void tune_ok(struct connection *c, const struct amqp_connection_tune_ok *
     c->state = CONNECTION_OPENING;
 }
 
-// ---- open --------------------------------------------------------------------------------------------------------
+// ---- open ---------------------------------------------------------------------------------------
 
 static void open(struct connection *c, const struct amqp_connection_open *m)
 {
     struct amqp09 *s = c->service;
     const uint32_t id = AMQP_CONNECTION_OPEN_ID;
     if (s->config.connections_max > 0 && s->connections_count > s->config.connections_max) {
-        connection_fail(c, REPLY_NOT_ALLOWED, id, "connection refused: node connection limit (%u) is reached", s->config.connections_max);
+        connection_fail(c, REPLY_NOT_ALLOWED, id, "connection refused: node connection limit (%u) is reached",
+                        s->config.connections_max);
         return;
     }
     struct broker_vhost *v = broker_vhost_find(s->config.broker, m->virtual_host);
     if (!v) {
-        connection_fail(c, REPLY_NOT_ALLOWED, id, "vhost %.*s not found", (int)m->virtual_host.len, (const char *)m->virtual_host.ptr);
+        connection_fail(c, REPLY_NOT_ALLOWED, id, "vhost %.*s not found", (int)m->virtual_host.len,
+                        (const char *)m->virtual_host.ptr);
         return;
     }
     if (!broker_may_enter(s->config.broker, c->user_name, v)) {
-        connection_fail(c, REPLY_NOT_ALLOWED, id, "access to vhost '%.*s' refused for user '%s'", (int)m->virtual_host.len,
-                        (const char *)m->virtual_host.ptr, c->user.name);
+        connection_fail(c, REPLY_NOT_ALLOWED, id, "access to vhost '%.*s' refused for user '%s'",
+                        (int)m->virtual_host.len, (const char *)m->virtual_host.ptr, c->user.name);
         return;
     }
     c->vhost_name = span_of(mem_strndup(m->virtual_host.ptr, m->virtual_host.len), m->virtual_host.len);
@@ -234,8 +247,8 @@ static void open(struct connection *c, const struct amqp_connection_open *m)
     c->state_deadline = UINT64_MAX;
     amqp_send_connection_open_ok(connection_out(c), 0, &(struct amqp_connection_open_ok){});
     connection_out_done(c);
-    log_info("connection %s: user '%s' authenticated and granted access to vhost '%.*s'", c->name, c->user.name,
-             (int)c->vhost_name.len, (const char *)c->vhost_name.ptr);
+    log_info("connection %s: user '%s' authenticated and granted access to vhost '%.*s'", c->name,
+             c->user.name, (int)c->vhost_name.len, (const char *)c->vhost_name.ptr);
 }
 
 void handshake_method(struct connection *c, const struct amqp_method *m)
@@ -247,6 +260,7 @@ void handshake_method(struct connection *c, const struct amqp_method *m)
     } else if (c->state == CONNECTION_OPENING && m->id == AMQP_CONNECTION_OPEN_ID) {
         open(c, &m->connection_open);
     } else {
-        connection_fail(c, REPLY_CHANNEL_ERROR, m->id, "unexpected method in connection state %s", connection_state_name(c));
+        connection_fail(c, REPLY_CHANNEL_ERROR, m->id, "unexpected method in connection state %s",
+                        connection_state_name(c));
     }
 }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sockets for connections: uv_poll to learn of readiness, one shared buffer to read into, one write per connection and
-// turn.
+// Sockets for connections: uv_poll to learn of readiness, one shared buffer to read into, one write per
+// connection and turn.
 //
-// A connection's wishes (flush, stop reading, close) only put its client on the flush list; amqp09_listener_flush acts
-// on them once the turn's work is done. A socket that is not to be read is not polled, so a client that is held back
-// costs nothing, and the kernel's window holds it back in turn.
+// A connection's wishes (flush, stop reading, close) only put its client on the flush list;
+// amqp09_listener_flush acts on them once the turn's work is done. A socket that is not to be read is not
+// polled, so a client that is held back costs nothing, and the kernel's window holds it back in turn.
 //
-// Closing: what is left is written, then the sending side is shut and input is thrown away until the peer has closed
-// too or two seconds have passed. Closing with unread input would make the kernel reset the connection, and the peer
-// could lose our last frames.
+// Closing: what is left is written, then the sending side is shut and input is thrown away until the peer has
+// closed too or two seconds have passed. Closing with unread input would make the kernel reset the
+// connection, and the peer could lose our last frames.
 #include "node/amqp09/listener.h"
 #include "node/amqp09/connection.h"
 #include "node/amqp09/service.h"
@@ -28,9 +28,9 @@
 
 enum {
     BACKLOG = 1024,
-    ACCEPTS_PER_EVENT = 64,     // Then others get their turn.
-    LINGER_MS = 2000,           // For the peer to close after us.
-    ACCEPT_RETRY_MS = 100,      // After running out of descriptors.
+    ACCEPTS_PER_EVENT = 64,  // Then others get their turn.
+    LINGER_MS = 2000,        // For the peer to close after us.
+    ACCEPT_RETRY_MS = 100,   // After running out of descriptors.
 };
 
 struct amqp09_listener {
@@ -40,18 +40,18 @@ struct amqp09_listener {
     int fd;
     uint16_t port;
     bool is_closing;
-    uint64_t accept_again_at;   // Monotonic ns; 0: accepting.
-    struct list clients;        // client.link
-    struct list to_flush;       // client.flush_link
-    uint32_t handles;           // uv handles not yet closed, the clients' included.
-    uint8_t *input;             // LIMIT_CONNECTION_READ_BYTES, shared by all clients.
+    uint64_t accept_again_at;  // Monotonic ns; 0: accepting.
+    struct list clients;       // client.link
+    struct list to_flush;      // client.flush_link
+    uint32_t handles;          // uv handles not yet closed, the clients' included.
+    uint8_t *input;            // LIMIT_CONNECTION_READ_BYTES, shared by all clients.
 };
 
 enum client_phase {
     CLIENT_OPEN,
-    CLIENT_ENDING,   // The connection asked to close; output is still to be written.
+    CLIENT_ENDING,     // The connection asked to close; output is still to be written.
     CLIENT_LINGERING,  // Our side is shut; waiting for the peer's.
-    CLIENT_GONE,     // Handles are closing.
+    CLIENT_GONE,       // Handles are closing.
 };
 
 struct client {
@@ -62,12 +62,12 @@ struct client {
     uv_poll_t poll;
     uv_timer_t timer;
     enum client_phase phase;
-    bool wants_input;           // As the connection last said.
-    bool has_output_left;       // The socket did not take everything.
+    bool wants_input;      // As the connection last said.
+    bool has_output_left;  // The socket did not take everything.
     bool is_abrupt;
-    int polled;                 // Events polled for now.
-    uint64_t armed_at;          // Deadline the timer is set for; UINT64_MAX: none.
-    uint8_t handles;            // Of this client not yet closed.
+    int polled;         // Events polled for now.
+    uint64_t armed_at;  // Deadline the timer is set for; UINT64_MAX: none.
+    uint8_t handles;    // Of this client not yet closed.
 };
 
 static uint64_t now_of(const struct amqp09_listener *l)
@@ -75,7 +75,7 @@ static uint64_t now_of(const struct amqp09_listener *l)
     return amqp09_now(l->service);
 }
 
-// ---- end of things -----------------------------------------------------------------------------------------------
+// ---- end of things ------------------------------------------------------------------------------
 
 static void listener_free(struct amqp09_listener *l)
 {
@@ -123,7 +123,7 @@ static void flush_later(struct client *k)
     }
 }
 
-// ---- what connections ask for ------------------------------------------------------------------------------------
+// ---- what connections ask for -------------------------------------------------------------------
 
 static void io_want_flush(void *ctx)
 {
@@ -145,7 +145,7 @@ static void io_close(void *ctx, bool is_abrupt)
     flush_later(k);
 }
 
-// ---- events ------------------------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 
 static void on_events(uv_poll_t *poll, int status, int events);
 static void on_timer(uv_timer_t *timer);
@@ -232,7 +232,7 @@ static void on_events(uv_poll_t *poll, int status, int events)
     }
 }
 
-// ---- writing -----------------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 // False: the peer is gone.
 static bool write_output(struct client *k)
@@ -309,7 +309,8 @@ uint64_t amqp09_listener_flush(struct amqp09_listener *l)
     if (has_written) {
         // Queues that learnt what was taken may have something to send or to propose; paused input may go on.
         next = queue_service_next(l->service->config.queues);
-        if (!list_is_empty(&l->service->resumed) || !list_is_empty(&l->service->graves) || !list_is_empty(&l->to_flush)) {
+        if (!list_is_empty(&l->service->resumed) || !list_is_empty(&l->service->graves) ||
+            !list_is_empty(&l->to_flush)) {
             next = 0;
         }
     }
@@ -323,13 +324,13 @@ uint64_t amqp09_listener_flush(struct amqp09_listener *l)
     return next;
 }
 
-// ---- accepting ---------------------------------------------------------------------------------------------------
+// ---- accepting ----------------------------------------------------------------------------------
 
 static void read_address(const struct sockaddr_storage *a, char *host, size_t host_len, uint16_t *port)
 {
     char service[16];
-    if (getnameinfo((const struct sockaddr *)a, sizeof(*a), host, (socklen_t)host_len, service, sizeof(service),
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
+    if (getnameinfo((const struct sockaddr *)a, sizeof(*a), host, (socklen_t)host_len, service,
+                    sizeof(service), NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
         snprintf(host, host_len, "unknown");
         *port = 0;
         return;
@@ -344,7 +345,8 @@ static void describe_peer(int fd, struct connection_peer *p)
 {
     struct sockaddr_storage ours = {0}, theirs = {0};
     socklen_t ours_len = sizeof(ours), theirs_len = sizeof(theirs);
-    if (getsockname(fd, (struct sockaddr *)&ours, &ours_len) != 0 || getpeername(fd, (struct sockaddr *)&theirs, &theirs_len) != 0) {
+    if (getsockname(fd, (struct sockaddr *)&ours, &ours_len) != 0 ||
+        getpeername(fd, (struct sockaddr *)&theirs, &theirs_len) != 0) {
         log_debug("a connection was gone before it was looked at");
     }
     read_address(&ours, p->host, sizeof(p->host), &p->port);
@@ -378,7 +380,8 @@ static void client_create(struct amqp09_listener *l, int fd)
     l->handles += 2;
     struct connection_peer peer = {0};
     describe_peer(fd, &peer);
-    struct connection_io io = {.want_flush = io_want_flush, .set_reading = io_set_reading, .close = io_close, .ctx = k};
+    struct connection_io io = {
+        .want_flush = io_want_flush, .set_reading = io_set_reading, .close = io_close, .ctx = k};
     k->connection = connection_create(l->service, &io, &peer);
     poll_for(k);
     arm(k);
@@ -413,7 +416,7 @@ static void accept_again(struct amqp09_listener *l)
     uv_poll_start(&l->poll, UV_READABLE, on_accept);
 }
 
-// ---- listening ---------------------------------------------------------------------------------------------------
+// ---- listening ----------------------------------------------------------------------------------
 
 // "host:port", "[host]:port", ":port".
 static enum rc resolve(const char *address, struct addrinfo **out)
@@ -438,8 +441,8 @@ static int listen_on(const struct addrinfo *a, bool is_shared)
     }
     int on = 1;
     if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
-        (is_shared && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) != 0) || bind(fd, a->ai_addr, a->ai_addrlen) != 0 ||
-        listen(fd, BACKLOG) != 0) {
+        (is_shared && setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &on, sizeof(on)) != 0) ||
+        bind(fd, a->ai_addr, a->ai_addrlen) != 0 || listen(fd, BACKLOG) != 0) {
         close(fd);
         return -1;
     }
@@ -504,7 +507,8 @@ void amqp09_listener_close(struct amqp09_listener *l)
     uv_poll_stop(&l->poll);
     close(l->fd);
     uv_close((uv_handle_t *)&l->poll, on_listener_handle_closed);
-    list_each(item, &l->clients) {
+    list_each(item, &l->clients)
+    {
         client_end(list_entry(item, struct client, link));
     }
 }

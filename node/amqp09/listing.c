@@ -33,7 +33,8 @@ static void connection_describe(const struct connection *c, struct amqp09_connec
 
 void amqp09_connections_each(struct amqp09 *s, amqp09_connection_fn *each, void *ctx)
 {
-    list_each(item, &s->connections) {
+    list_each(item, &s->connections)
+    {
         struct amqp09_connection_info info;
         connection_describe(list_entry(item, struct connection, link), &info);
         each(ctx, &info);
@@ -55,16 +56,20 @@ static void channel_describe(const struct channel *ch, struct amqp09_channel_inf
         .prefetch_count = ch->prefetch,
         .messages_unacknowledged = ch->unacked.count,
         .messages_unconfirmed = ch->confirms.is_on ? confirms_open(&ch->confirms) : 0,
-        .state = ch->state == CHANNEL_CLOSING ? "closing" : c->pauses || c->throttles ? "flow" : "running",
+        .state = ch->state == CHANNEL_CLOSING ? "closing"
+                 : c->pauses || c->throttles  ? "flow"
+                                              : "running",
     };
     channel_tx_counts(ch, &i->messages_uncommitted, &i->acks_uncommitted);
 }
 
 void amqp09_channels_each(struct amqp09 *s, amqp09_channel_fn *each, void *ctx)
 {
-    list_each(item, &s->connections) {
+    list_each(item, &s->connections)
+    {
         struct connection *c = list_entry(item, struct connection, link);
-        list_each(child, &c->channel_list) {
+        list_each(child, &c->channel_list)
+        {
             struct amqp09_channel_info info;
             channel_describe(list_entry(child, struct channel, link), &info);
             each(ctx, &info);
@@ -94,9 +99,11 @@ static void consumers_of(const struct channel *ch, amqp09_consumer_fn *each, voi
 
 void amqp09_consumers_each(struct amqp09 *s, amqp09_consumer_fn *each, void *ctx)
 {
-    list_each(item, &s->connections) {
+    list_each(item, &s->connections)
+    {
         struct connection *c = list_entry(item, struct connection, link);
-        list_each(child, &c->channel_list) {
+        list_each(child, &c->channel_list)
+        {
             consumers_of(list_entry(child, struct channel, link), each, ctx);
         }
     }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The connections of one worker. Work that callbacks put off is done at the start of a turn, in this order: close the
-// sessions of released channels, free them, let channels go on whose answer has come, parse what paused connections
-// have left. Confirms are told at the end, so that one frame covers a turn's publishes.
+// The connections of one worker. Work that callbacks put off is done at the start of a turn, in this order:
+// close the sessions of released channels, free them, let channels go on whose answer has come, parse what
+// paused connections have left. Confirms are told at the end, so that one frame covers a turn's publishes.
 #include "node/amqp09/service.h"
 #include "node/amqp09/reply.h"
 #include <stdlib.h>
@@ -36,10 +36,12 @@ struct amqp09 *amqp09_create(const struct amqp09_config *config)
 
 static void bury(struct amqp09 *s)
 {
-    list_each(item, &s->dying) {
+    list_each(item, &s->dying)
+    {
         channel_queue_close_now(list_entry(item, struct channel_queue, dying_link));
     }
-    list_each(grave, &s->graves) {
+    list_each(grave, &s->graves)
+    {
         channel_free(list_entry(grave, struct channel, link));
     }
 }
@@ -87,7 +89,8 @@ uint64_t amqp09_turn_end(struct amqp09 *s)
     while ((item = list_pop(&s->dirty))) {
         channel_confirms_flush(list_entry(item, struct channel, dirty_link));
     }
-    if (!list_is_empty(&s->ready) || !list_is_empty(&s->resumed) || !list_is_empty(&s->dying) || !list_is_empty(&s->graves)) {
+    if (!list_is_empty(&s->ready) || !list_is_empty(&s->resumed) || !list_is_empty(&s->dying) ||
+        !list_is_empty(&s->graves)) {
         return 0;
     }
     return list_is_empty(&s->unroutable) ? UINT64_MAX : amqp09_later(s, UNROUTABLE_RETRY_MS);
@@ -96,7 +99,8 @@ uint64_t amqp09_turn_end(struct amqp09 *s)
 void amqp09_set_alarms(struct amqp09 *s, uint32_t alarms)
 {
     s->alarms = alarms;
-    list_each(item, &s->connections) {
+    list_each(item, &s->connections)
+    {
         connection_set_blocked(list_entry(item, struct connection, link), alarms);
     }
 }
@@ -131,7 +135,8 @@ void amqp09_partial_changed(struct amqp09 *s, struct connection *c, int64_t chan
     } else if (change < 0) {
         // The oldest may always go on: it makes room for the others.
         bool is_first = true;
-        list_each(item, &s->partials) {
+        list_each(item, &s->partials)
+        {
             if (is_first || !is_over) {
                 connection_set_pause(list_entry(item, struct connection, partial_link), PAUSE_PARTIAL, false);
             }
@@ -157,7 +162,7 @@ bool amqp09_routes_by_headers(struct amqp09 *s, struct broker_vhost *v)
     return s->has_headers_exchange;
 }
 
-// ---- closing from outside ----------------------------------------------------------------------------------------
+// ---- closing from outside -----------------------------------------------------------------------
 
 static void force(struct connection *c, const char *reason)
 {
@@ -167,7 +172,8 @@ static void force(struct connection *c, const char *reason)
 uint32_t amqp09_close_connections(struct amqp09 *s, uint64_t id, const char *reason)
 {
     uint32_t n = 0;
-    list_each(item, &s->connections) {
+    list_each(item, &s->connections)
+    {
         struct connection *c = list_entry(item, struct connection, link);
         if (id == 0 || c->id == id) {
             force(c, reason);
@@ -180,7 +186,8 @@ uint32_t amqp09_close_connections(struct amqp09 *s, uint64_t id, const char *rea
 uint32_t amqp09_close_user(struct amqp09 *s, struct span user, const char *reason)
 {
     uint32_t n = 0;
-    list_each(item, &s->connections) {
+    list_each(item, &s->connections)
+    {
         struct connection *c = list_entry(item, struct connection, link);
         if (c->state >= CONNECTION_TUNING && span_equal(c->user_name, user)) {
             force(c, reason);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Unsettled deliveries. Positions count up for ever and are masked into the ring; `queue` NULL marks a hole. When the
-// ring is full, holes are squeezed out if they are at least half of it, else it doubles: either way the cost per
-// delivery stays constant.
+// Unsettled deliveries. Positions count up for ever and are masked into the ring; `queue` NULL marks a hole.
+// When the ring is full, holes are squeezed out if they are at least half of it, else it doubles: either way
+// the cost per delivery stays constant.
 #include "node/amqp09/unacked.h"
 #include "node/base/mem.h"
 #include <assert.h>
@@ -47,7 +47,8 @@ uint64_t unacked_add(struct unacked *u, struct channel_queue *queue, uint32_t co
         rebuild(u, u->cap == 0 ? 16 : u->count > u->cap / 2 ? u->cap * 2 : u->cap);
     }
     uint64_t tag = u->next_tag++;
-    *at(u, u->tail++) = (struct unacked_entry){.tag = tag, .number = number, .queue = queue, .consumer = consumer};
+    *at(u, u->tail++) =
+        (struct unacked_entry){.tag = tag, .number = number, .queue = queue, .consumer = consumer};
     u->count++;
     return tag;
 }

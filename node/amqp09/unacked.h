@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deliveries of one channel that the client has not settled, by delivery tag (data-plane §1.13).
 //
-// A ring of entries with ascending tags. Tags given to no-ack deliveries are not in it, and settled entries are marked
-// and dropped when they reach the front or the ring is full, so memory follows the number of open deliveries (at most
-// double) whatever the order of acks. Finding a tag is one look when tags are dense, else a binary search.
+// A ring of entries with ascending tags. Tags given to no-ack deliveries are not in it, and settled entries
+// are marked and dropped when they reach the front or the ring is full, so memory follows the number of open
+// deliveries (at most double) whatever the order of acks. Finding a tag is one look when tags are dense, else
+// a binary search.
 //
 // Owner thread: the channel's.
 #pragma once
@@ -14,9 +15,9 @@ struct channel_queue;
 
 struct unacked_entry {
     uint64_t tag;
-    uint64_t number;               // Delivery number in (queue, consumer).
-    struct channel_queue *queue;   // NULL: settled.
-    uint32_t consumer;             // 0: basic.get
+    uint64_t number;              // Delivery number in (queue, consumer).
+    struct channel_queue *queue;  // NULL: settled.
+    uint32_t consumer;            // 0: basic.get
 };
 
 struct unacked {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Content headers. A publish is read once into `struct content_properties`; a delivery goes out with the raw bytes
-// it came in with. Only a message that came back before gets its header table rewritten, sorted by key as RabbitMQ
-// does it.
+// Content headers. A publish is read once into `struct content_properties`; a delivery goes out with the raw
+// bytes it came in with. Only a message that came back before gets its header table rewritten, sorted by key
+// as RabbitMQ does it.
 #include "proto/amqp09/content.h"
 #include "proto/amqp09/frame.h"
 #include "proto/amqp09/table.h"
@@ -120,7 +120,7 @@ void content_properties_put(struct buf *b, const struct content_properties *p)
     }
 }
 
-// ---- single properties -------------------------------------------------------------------------------------------
+// ---- single properties --------------------------------------------------------------------------
 
 // Places the reader at `property` (one of the flags), having skipped those before it.
 static bool seek(struct reader *r, uint16_t property)
@@ -207,13 +207,14 @@ bool content_find_user_id(struct span raw, struct span *user_id)
     return find_str8(raw, PROPERTY_USER_ID, user_id);
 }
 
-// ---- headers -----------------------------------------------------------------------------------------------------
+// ---- headers ------------------------------------------------------------------------------------
 
 void content_put_with_headers(struct buf *b, struct span raw, struct span headers)
 {
     struct content_properties p;
     if (content_properties_read_checked(raw, &p) != RC_OK) {
-        buf_span_bytes(b, raw);  // Stored bytes were checked; if they are damaged all the same they go out unchanged.
+        buf_span_bytes(
+            b, raw);  // Stored bytes were checked; if they are damaged all the same they go out unchanged.
         return;
     }
     p.headers = headers;
@@ -237,16 +238,18 @@ bool content_headers_are_sorted(struct span headers)
     return true;
 }
 
-// ---- frames ------------------------------------------------------------------------------------------------------
+// ---- frames -------------------------------------------------------------------------------------
 
 size_t content_frames_size(size_t properties_len, size_t body_len, uint32_t frame_max)
 {
     size_t body_max = frame_max == 0 ? SIZE_MAX : frame_max - AMQP_FRAME_EMPTY_BYTES;
     size_t frames = body_len / body_max + (body_len % body_max != 0);
-    return AMQP_FRAME_EMPTY_BYTES + CONTENT_HEADER_FIXED_BYTES + properties_len + body_len + frames * AMQP_FRAME_EMPTY_BYTES;
+    return AMQP_FRAME_EMPTY_BYTES + CONTENT_HEADER_FIXED_BYTES + properties_len + body_len +
+           frames * AMQP_FRAME_EMPTY_BYTES;
 }
 
-void content_frames_put(struct buf *b, uint16_t channel, uint32_t frame_max, struct span properties, struct span body)
+void content_frames_put(struct buf *b, uint16_t channel, uint32_t frame_max, struct span properties,
+                        struct span body)
 {
     assert(content_header_fits(properties.len, frame_max));
     buf_reserve(b, content_frames_size(properties.len, body.len, frame_max));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Content headers (data-plane §1.7) and the frames that carry content.
 //
-// "Raw properties" are the header payload behind class, weight and body size: two bytes of flags and the properties
-// present, in order. That is what queues store and what is sent to consumers again, byte for byte unless a header has
-// to be added.
+// "Raw properties" are the header payload behind class, weight and body size: two bytes of flags and the
+// properties present, in order. That is what queues store and what is sent to consumers again, byte for byte
+// unless a header has to be added.
 //
 // Thread: any. No allocation except into the caller's struct buf.
 #pragma once
@@ -33,7 +33,7 @@ enum {
 
 struct content_header {
     uint16_t class_id;
-    uint16_t weight;         // Must be 0; judged by the caller.
+    uint16_t weight;  // Must be 0; judged by the caller.
     uint64_t body_size;
     struct span properties;  // Raw; borrowed from the frame.
 };
@@ -51,7 +51,8 @@ struct content_properties {
 };
 // Reads raw properties. RC_MALFORMED: truncated, trailing bytes, or a header table that does not decode.
 MUST_USE enum rc content_properties_read(struct span raw, struct content_properties *out);
-// The same for bytes that were checked before (by the call above, on publishing): the table is not walked again.
+// The same for bytes that were checked before (by the call above, on publishing): the table is not walked
+// again.
 MUST_USE enum rc content_properties_read_checked(struct span raw, struct content_properties *out);
 // Appends raw properties.
 void content_properties_put(struct buf *b, const struct content_properties *p);
@@ -74,7 +75,8 @@ bool content_headers_are_sorted(struct span headers);
 size_t content_frames_size(size_t properties_len, size_t body_len, uint32_t frame_max);
 // Appends the header frame and as many body frames as frame_max (0: no limit) asks for. The header must fit:
 // content_header_fits.
-void content_frames_put(struct buf *b, uint16_t channel, uint32_t frame_max, struct span properties, struct span body);
+void content_frames_put(struct buf *b, uint16_t channel, uint32_t frame_max, struct span properties,
+                        struct span body);
 static inline bool content_header_fits(size_t properties_len, uint32_t frame_max)
 {
     return frame_max == 0 || properties_len + CONTENT_HEADER_FIXED_BYTES + 8 <= frame_max;

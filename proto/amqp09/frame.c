@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Frames are judged as early as possible: the size from the seven bytes of the head, so that nobody waits for (or
-// buffers) a payload that will be refused; the end octet once the payload is there. Types are not judged here: which
-// types are allowed depends on the connection's state.
+// Frames are judged as early as possible: the size from the seven bytes of the head, so that nobody waits for
+// (or buffers) a payload that will be refused; the end octet once the payload is there. Types are not judged
+// here: which types are allowed depends on the connection's state.
 #include "proto/amqp09/frame.h"
 
 const uint8_t amqp_header_091[AMQP_HEADER_BYTES] = {'A', 'M', 'Q', 'P', 0, 0, 9, 1};

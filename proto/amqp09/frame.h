@@ -18,7 +18,7 @@ enum {
 };
 
 struct amqp_frame {
-    uint8_t type;         // As on the wire, also when unknown.
+    uint8_t type;  // As on the wire, also when unknown.
     uint16_t channel;
     struct span payload;  // Borrowed from the input.
 };
@@ -31,8 +31,9 @@ struct amqp_frame_fault {
     struct span payload;  // As far as it is known.
 };
 
-// Reads the first frame of `in`. RC_OK: *used bytes belong to it. RC_MORE: *used is how many bytes are needed in all
-// as far as is known now. RC_TOO_LARGE: payload above payload_max (told from the head alone). RC_MALFORMED: no end octet.
+// Reads the first frame of `in`. RC_OK: *used bytes belong to it. RC_MORE: *used is how many bytes are needed
+// in all as far as is known now. RC_TOO_LARGE: payload above payload_max (told from the head alone).
+// RC_MALFORMED: no end octet.
 MUST_USE enum rc amqp_frame_read(struct span in, uint32_t payload_max, struct amqp_frame *out, size_t *used,
                                  struct amqp_frame_fault *fault);
 
@@ -43,10 +44,10 @@ void amqp_frame_heartbeat(struct buf *b);
 
 // Protocol headers (data-plane §1.1).
 enum amqp_protocol {
-    AMQP_PROTOCOL_0_9_1,       // Also for the 0-9 header.
-    AMQP_PROTOCOL_1_0_SASL,    // "AMQP" 3 1 0 0
-    AMQP_PROTOCOL_ANSWER_091,  // Refused: answer with our 0-9-1 header and close.
-    AMQP_PROTOCOL_ANSWER_SASL, // Refused: answer with the 1.0 SASL header and close.
+    AMQP_PROTOCOL_0_9_1,        // Also for the 0-9 header.
+    AMQP_PROTOCOL_1_0_SASL,     // "AMQP" 3 1 0 0
+    AMQP_PROTOCOL_ANSWER_091,   // Refused: answer with our 0-9-1 header and close.
+    AMQP_PROTOCOL_ANSWER_SASL,  // Refused: answer with the 1.0 SASL header and close.
 };
 enum amqp_protocol amqp_protocol_of(const uint8_t header[AMQP_HEADER_BYTES]);
 extern const uint8_t amqp_header_091[AMQP_HEADER_BYTES];

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Readers and writers of all methods, generated from the list in method.h.
 //
-// Per field kind there is one macro for reading and one for writing; bits are gathered in a small state that is
-// closed by the next field of another kind, so that consecutive bits share octets, lowest first.
+// Per field kind there is one macro for reading and one for writing; bits are gathered in a small state that
+// is closed by the next field of another kind, so that consecutive bits share octets, lowest first.
 #include "proto/amqp09/method.h"
 #include "proto/amqp09/frame.h"
 #include "proto/amqp09/table.h"
 
-// ---- reading -----------------------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
 struct field_reader {
     struct reader r;
-    uint8_t octet;       // Bits not yet handed out, lowest next.
+    uint8_t octet;  // Bits not yet handed out, lowest next.
     uint8_t bits_left;
     bool is_bad_utf8;
 };
@@ -56,12 +56,12 @@ static struct span read_table(struct field_reader *f)
 #define READ_BIT(f) read_bit(f)
 
 #define FIELD_READ(S, kind, field) m->field = READ_##kind(f);
-#define METHOD_READER(FIELDS, name, class_id, method_id, sender, content)                                              \
-    static void read_##name(struct field_reader *f, struct amqp_##name *m)                                             \
-    {                                                                                                                  \
-        (void)f;                                                                                                       \
-        (void)m;                                                                                                       \
-        AMQP_##FIELDS(FIELD_READ, _)                                                                                   \
+#define METHOD_READER(FIELDS, name, class_id, method_id, sender, content)                                    \
+    static void read_##name(struct field_reader *f, struct amqp_##name *m)                                   \
+    {                                                                                                        \
+        (void)f;                                                                                             \
+        (void)m;                                                                                             \
+        AMQP_##FIELDS(FIELD_READ, _)                                                                         \
     }
 AMQP_METHODS(METHOD_READER)
 
@@ -76,9 +76,9 @@ enum rc amqp_method_read(struct span payload, struct amqp_method *out)
         return RC_NOT_FOUND;
     }
     switch (out->id) {
-#define METHOD_CASE(FIELDS, name, class_id, method_id, sender, content)                                                \
-    case AMQP_##FIELDS##_ID:                                                                                           \
-        read_##name(&f, &out->name);                                                                                   \
+#define METHOD_CASE(FIELDS, name, class_id, method_id, sender, content)                                      \
+    case AMQP_##FIELDS##_ID:                                                                                 \
+        read_##name(&f, &out->name);                                                                         \
         break;
         AMQP_METHODS(METHOD_CASE)
 #undef METHOD_CASE
@@ -89,7 +89,7 @@ enum rc amqp_method_read(struct span payload, struct amqp_method *out)
     return f.is_bad_utf8 ? RC_INVALID : RC_OK;
 }
 
-// ---- writing -----------------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 struct field_writer {
     struct buf *b;
@@ -116,18 +116,18 @@ static void write_bit(struct field_writer *f, bool bit)
 #define WRITE_BIT(f, v) write_bit(f, v)
 
 #define FIELD_WRITE(S, kind, field) WRITE_##kind(f, m->field);
-#define METHOD_WRITER(FIELDS, name, class_id, method_id, sender, content)                                              \
-    static void write_##name(struct field_writer *f, const struct amqp_##name *m)                                      \
-    {                                                                                                                  \
-        (void)m;                                                                                                       \
-        buf_u32be(f->b, AMQP_##FIELDS##_ID);                                                                           \
-        AMQP_##FIELDS(FIELD_WRITE, _)                                                                                  \
-    }                                                                                                                  \
-    void amqp_send_##name(struct buf *b, uint16_t channel, const struct amqp_##name *m)                                \
-    {                                                                                                                  \
-        size_t at = amqp_frame_begin(b, AMQP_FRAME_METHOD, channel);                                                   \
-        write_##name(&(struct field_writer){.b = b}, m);                                                               \
-        amqp_frame_end(b, at);                                                                                         \
+#define METHOD_WRITER(FIELDS, name, class_id, method_id, sender, content)                                    \
+    static void write_##name(struct field_writer *f, const struct amqp_##name *m)                            \
+    {                                                                                                        \
+        (void)m;                                                                                             \
+        buf_u32be(f->b, AMQP_##FIELDS##_ID);                                                                 \
+        AMQP_##FIELDS(FIELD_WRITE, _)                                                                        \
+    }                                                                                                        \
+    void amqp_send_##name(struct buf *b, uint16_t channel, const struct amqp_##name *m)                      \
+    {                                                                                                        \
+        size_t at = amqp_frame_begin(b, AMQP_FRAME_METHOD, channel);                                         \
+        write_##name(&(struct field_writer){.b = b}, m);                                                     \
+        amqp_frame_end(b, at);                                                                               \
     }
 AMQP_METHODS(METHOD_WRITER)
 
@@ -135,9 +135,9 @@ void amqp_method_put(struct buf *b, const struct amqp_method *m)
 {
     struct field_writer f = {.b = b};
     switch (m->id) {
-#define METHOD_CASE(FIELDS, name, class_id, method_id, sender, content)                                                \
-    case AMQP_##FIELDS##_ID:                                                                                           \
-        write_##name(&f, &m->name);                                                                                    \
+#define METHOD_CASE(FIELDS, name, class_id, method_id, sender, content)                                      \
+    case AMQP_##FIELDS##_ID:                                                                                 \
+        write_##name(&f, &m->name);                                                                          \
         break;
         AMQP_METHODS(METHOD_CASE)
 #undef METHOD_CASE
@@ -146,7 +146,7 @@ void amqp_method_put(struct buf *b, const struct amqp_method *m)
     }
 }
 
-// ---- facts -------------------------------------------------------------------------------------------------------
+// ---- facts --------------------------------------------------------------------------------------
 
 enum sender { CLIENT = 1, SERVER = 2, BOTH = 3, NEITHER = 0 };
 struct method_facts {
@@ -159,7 +159,7 @@ struct method_facts {
 static const struct method_facts *facts(uint32_t id)
 {
     static const struct method_facts all[] = {
-#define METHOD_FACTS(FIELDS, name, class_id, method_id, sender, content)                                               \
+#define METHOD_FACTS(FIELDS, name, class_id, method_id, sender, content)                                     \
     {AMQP_##FIELDS##_ID, sender, content, #name},
         AMQP_METHODS(METHOD_FACTS)
 #undef METHOD_FACTS

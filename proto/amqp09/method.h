@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every AMQP 0-9-1 method RabbitMQ knows (data-plane §1.6): one list from which structs, readers and writers come.
+// Every AMQP 0-9-1 method RabbitMQ knows (data-plane §1.6): one list from which structs, readers and writers
+// come.
 //
-// A method's fields are given in wire order. Kinds: U8 U16 U32 U64 integers; SHORT short string; LONG long string;
-// TABLE field table (content without its length); BIT boolean, consecutive ones share an octet. Spans are borrowed:
-// on reading from the frame, on writing from the caller.
+// A method's fields are given in wire order. Kinds: U8 U16 U32 U64 integers; SHORT short string; LONG long
+// string; TABLE field table (content without its length); BIT boolean, consecutive ones share an octet. Spans
+// are borrowed: on reading from the frame, on writing from the caller.
 //
 // Thread: any. No allocation except into the caller's struct buf.
 #pragma once
@@ -162,7 +163,7 @@
 
 // AMQP_BASIC_PUBLISH_ID and so on.
 enum {
-#define METHOD_ENUM(FIELDS, name, class_id, method_id, sender, content)                                                \
+#define METHOD_ENUM(FIELDS, name, class_id, method_id, sender, content)                                      \
     AMQP_##FIELDS##_ID = AMQP_METHOD_ID(class_id, method_id),
     AMQP_METHODS(METHOD_ENUM)
 #undef METHOD_ENUM
@@ -179,9 +180,9 @@ enum {
 
 // struct amqp_basic_publish { uint16_t ticket; struct span exchange; ... } and so on.
 #define METHOD_FIELD(S, kind, name) AMQP_C_##kind name;
-#define METHOD_STRUCT(FIELDS, name, class_id, method_id, sender, content)                                              \
-    struct amqp_##name {                                                                                               \
-        AMQP_##FIELDS(METHOD_FIELD, _)                                                                                 \
+#define METHOD_STRUCT(FIELDS, name, class_id, method_id, sender, content)                                    \
+    struct amqp_##name {                                                                                     \
+        AMQP_##FIELDS(METHOD_FIELD, _)                                                                       \
     };
 AMQP_METHODS(METHOD_STRUCT)
 #undef METHOD_STRUCT
@@ -197,13 +198,14 @@ struct amqp_method {
 };
 
 // Reads a method frame's payload. RC_NOT_FOUND: no such method (out->id is set if the payload had one);
-// RC_MALFORMED: arguments that do not decode (tables are checked completely); RC_INVALID: a short string that is not UTF-8.
+// RC_MALFORMED: arguments that do not decode (tables are checked completely); RC_INVALID: a short string that
+// is not UTF-8.
 MUST_USE enum rc amqp_method_read(struct span payload, struct amqp_method *out);
 // Appends class and method id and the arguments (the payload of a method frame).
 void amqp_method_put(struct buf *b, const struct amqp_method *m);
 
 // Appends a whole method frame: amqp_send_basic_ack(&out, channel, &(struct amqp_basic_ack){...}).
-#define METHOD_SEND(FIELDS, name, class_id, method_id, sender, content)                                                \
+#define METHOD_SEND(FIELDS, name, class_id, method_id, sender, content)                                      \
     void amqp_send_##name(struct buf *b, uint16_t channel, const struct amqp_##name *m);
 AMQP_METHODS(METHOD_SEND)
 #undef METHOD_SEND

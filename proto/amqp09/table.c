@@ -2,16 +2,16 @@
 // Field tables: the bytes stay as they came, values are read out of them one at a time.
 //
 // Idea: one function reads a value of any letter (read_value), one writes it (put_value); everything else is
-// built on these two. Checking is reading everything once, with the depth bounded, so that later readers of the
-// same bytes need no error path of their own.
+// built on these two. Checking is reading everything once, with the depth bounded, so that later readers of
+// the same bytes need no error path of their own.
 //
-// Not validated, as in RabbitMQ: UTF-8 of keys and strings, duplicate keys (lookups take the first), the byte of a
-// bool (everything but 0 is true).
+// Not validated, as in RabbitMQ: UTF-8 of keys and strings, duplicate keys (lookups take the first), the byte
+// of a bool (everything but 0 is true).
 #include "proto/amqp09/table.h"
 #include "node/base/mem.h"
 #include <stdlib.h>
 
-// ---- reading -----------------------------------------------------------------------------------------------------
+// ---- reading ------------------------------------------------------------------------------------
 
 struct table_reader table_reader_of(struct span table)
 {
@@ -271,12 +271,15 @@ void table_value_print(const struct table_value *v, struct buf *to)
         buf_printf(to, "'{%u,%u}'", v->decimal.scale, v->decimal.digits);
         break;
     default:
-        buf_printf(to, "'%s'", v->type == TABLE_VOID ? "undefined" : v->type == TABLE_TABLE ? "{...}" : "[...]");
+        buf_printf(to, "'%s'",
+                   v->type == TABLE_VOID    ? "undefined"
+                   : v->type == TABLE_TABLE ? "{...}"
+                                            : "[...]");
         break;
     }
 }
 
-// ---- comparing ---------------------------------------------------------------------------------------------------
+// ---- comparing ----------------------------------------------------------------------------------
 
 static bool is_float(const struct table_value *v, double *out)
 {
@@ -296,7 +299,8 @@ static bool is_text(const struct table_value *v)
     return v->type == TABLE_STRING || v->type == TABLE_BINARY;
 }
 
-static bool value_equal(const struct table_value *a, const struct table_value *b, bool is_loose, uint32_t depth);
+static bool value_equal(const struct table_value *a, const struct table_value *b, bool is_loose,
+                        uint32_t depth);
 
 static bool entries_equal(struct table_reader a, struct table_reader b, bool is_loose, uint32_t depth)
 {
@@ -317,7 +321,8 @@ static bool entries_equal(struct table_reader a, struct table_reader b, bool is_
     }
 }
 
-static bool value_equal(const struct table_value *a, const struct table_value *b, bool is_loose, uint32_t depth)
+static bool value_equal(const struct table_value *a, const struct table_value *b, bool is_loose,
+                        uint32_t depth)
 {
     int64_t ia, ib;
     double fa, fb;
@@ -366,7 +371,7 @@ bool table_value_matches(const struct table_value *a, const struct table_value *
     return value_equal(a, b, true, 1);
 }
 
-// ---- writing -----------------------------------------------------------------------------------------------------
+// ---- writing ------------------------------------------------------------------------------------
 
 size_t table_begin(struct buf *b)
 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
 // Publishes and deliveries per second through the AMQP 0-9-1 layer alone: no sockets, and a queue that only
-// counts and confirms at the end of each turn. Bodies are therefore not copied on publishing, but once on delivery.
+// counts and confirms at the end of each turn. Bodies are therefore not copied on publishing, but once on
+// delivery.
 //
 //   bench_amqp09 [messages in millions] [body bytes]
 #include "node/base/log.h"
@@ -45,8 +46,11 @@ static void open_connection(struct connection *c)
 {
     struct buf in = {0};
     buf_bytes(&in, amqp_header_091, AMQP_HEADER_BYTES);
-    amqp_send_connection_start_ok(&in, 0, &(struct amqp_connection_start_ok){.mechanism = span_str("PLAIN"), .response = span_of("\0u\0secret", 9)});
-    amqp_send_connection_tune_ok(&in, 0, &(struct amqp_connection_tune_ok){.channel_max = 10, .frame_max = 131072});
+    amqp_send_connection_start_ok(&in, 0,
+                                  &(struct amqp_connection_start_ok){.mechanism = span_str("PLAIN"),
+                                                                     .response = span_of("\0u\0secret", 9)});
+    amqp_send_connection_tune_ok(&in, 0,
+                                 &(struct amqp_connection_tune_ok){.channel_max = 10, .frame_max = 131072});
     amqp_send_connection_open(&in, 0, &(struct amqp_connection_open){.virtual_host = span_str("/")});
     amqp_send_channel_open(&in, 1, &(struct amqp_channel_open){});
     amqp_send_confirm_select(&in, 1, &(struct amqp_confirm_select){});
@@ -82,7 +86,8 @@ static void publish_all(struct amqp09 *s, struct connection *c, uint64_t count, 
         drain(c);
     }
     double took = seconds() - start;
-    printf("publish with confirms, %zu bytes: %.0f messages/s of CPU (%.2f us each)\n", body_len, (double)done / took, took * 1e6 / (double)done);
+    printf("publish with confirms, %zu bytes: %.0f messages/s of CPU (%.2f us each)\n", body_len,
+           (double)done / took, took * 1e6 / (double)done);
     free(body);
     buf_deinit(&raw);
     buf_deinit(&in);
@@ -94,7 +99,8 @@ static void deliver_all(struct amqp09 *s, struct connection *c, uint64_t count, 
     struct buf in = {0};
     char *body = mem_zalloc(body_len + 1);
     memset(body, 'b', body_len);
-    amqp_send_basic_consume(&in, 1, &(struct amqp_basic_consume){.queue = span_str("q"), .consumer_tag = span_str("ct")});
+    amqp_send_basic_consume(
+        &in, 1, &(struct amqp_basic_consume){.queue = span_str("q"), .consumer_tag = span_str("ct")});
     connection_input(c, buf_span(&in));
     struct queue_session *q = stub_session("q");
     q->cb->consume_done(q->ctx, q, 1, RC_OK);
@@ -117,8 +123,8 @@ static void deliver_all(struct amqp09 *s, struct connection *c, uint64_t count, 
         connection_input(c, buf_span(&in));
     }
     double took = seconds() - start;
-    printf("deliver and ack one by one, %zu bytes: %.0f messages/s of CPU (%.2f us each)\n", body_len, (double)done / took,
-           took * 1e6 / (double)done);
+    printf("deliver and ack one by one, %zu bytes: %.0f messages/s of CPU (%.2f us each)\n", body_len,
+           (double)done / took, took * 1e6 / (double)done);
     free(body);
     buf_deinit(&in);
 }
@@ -131,11 +137,17 @@ int main(int argc, char **argv)
     stub_init();
     stub_queue_add("q");
     stub.service.is_quiet = true;
-    struct amqp09_config config = {
-        .broker = &stub, .queues = &stub.service, .clock = &stub_clock, .cluster_name = "c", .version = "4.3.6", .channel_max = 10, .frame_max = 131072};
+    struct amqp09_config config = {.broker = &stub,
+                                   .queues = &stub.service,
+                                   .clock = &stub_clock,
+                                   .cluster_name = "c",
+                                   .version = "4.3.6",
+                                   .channel_max = 10,
+                                   .frame_max = 131072};
     struct amqp09 *s = amqp09_create(&config);
     struct sink sink = {0};
-    struct connection_io io = {.want_flush = nothing, .set_reading = nothing_reading, .close = note_close, .ctx = &sink};
+    struct connection_io io = {
+        .want_flush = nothing, .set_reading = nothing_reading, .close = note_close, .ctx = &sink};
     struct connection *c = connection_create(s, &io, &(struct connection_peer){.is_loopback = true});
     open_connection(c);
     publish_all(s, c, count, body_len);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
-// Any bytes against the AMQP 0-9-1 port. The first byte chooses where they start: at the protocol header, after the
-// handshake, on an open channel, or with frames built from them so that they get deep. The second chooses how the input
-// is cut. Queues and broker answer by what the bytes say, in any order.
+// Any bytes against the AMQP 0-9-1 port. The first byte chooses where they start: at the protocol header,
+// after the handshake, on an open channel, or with frames built from them so that they get deep. The second
+// chooses how the input is cut. Queues and broker answer by what the bytes say, in any order.
 //
 // LLVMFuzzerTestOneInput for libFuzzer (-DFUZZ_ENGINE); otherwise main runs it over random bytes:
 //   fuzz_amqp09 [rounds] [seed]
@@ -36,10 +36,13 @@ static void put_handshake(struct buf *in)
     table_put_bool(&properties, "connection.blocked", true);
     table_end(&properties, at);
     buf_bytes(in, amqp_header_091, AMQP_HEADER_BYTES);
-    amqp_send_connection_start_ok(in, 0, &(struct amqp_connection_start_ok){.client_properties = buf_span(&properties),
-                                                                            .mechanism = span_str("PLAIN"),
-                                                                            .response = span_of("\0u\0secret", 9)});
-    amqp_send_connection_tune_ok(in, 0, &(struct amqp_connection_tune_ok){.channel_max = 5, .frame_max = 8192, .heartbeat = 10});
+    amqp_send_connection_start_ok(
+        in, 0,
+        &(struct amqp_connection_start_ok){.client_properties = buf_span(&properties),
+                                           .mechanism = span_str("PLAIN"),
+                                           .response = span_of("\0u\0secret", 9)});
+    amqp_send_connection_tune_ok(
+        in, 0, &(struct amqp_connection_tune_ok){.channel_max = 5, .frame_max = 8192, .heartbeat = 10});
     amqp_send_connection_open(in, 0, &(struct amqp_connection_open){.virtual_host = span_str("/")});
     buf_deinit(&properties);
 }
@@ -54,7 +57,8 @@ enum { METHODS = sizeof(methods) / sizeof(methods[0]) };
 // Short strings that mean something to the stub.
 static struct span some_name(uint8_t n)
 {
-    static const char *const names[] = {"", "q", "r", "x", "internal", "nowhere", "missing", "ct", "amq.rabbitmq.reply-to"};
+    static const char *const names[] = {
+        "", "q", "r", "x", "internal", "nowhere", "missing", "ct", "amq.rabbitmq.reply-to"};
     return span_str(names[n % (sizeof(names) / sizeof(names[0]))]);
 }
 
@@ -67,7 +71,9 @@ static void put_content(struct buf *in, uint16_t channel, struct reader *r)
         properties = reader_span(r, 12 < reader_left(r) ? 12 : reader_left(r));
     }
     size_t start = in->len;
-    content_frames_put(in, channel, kind & 64 ? 23 : 8192, properties.len >= 2 && (kind & 64) == 0 ? properties : span_of(stub_no_properties, 2), body);
+    content_frames_put(in, channel, kind & 64 ? 23 : 8192,
+                       properties.len >= 2 && (kind & 64) == 0 ? properties : span_of(stub_no_properties, 2),
+                       body);
     if (kind & 32) {
         in->len = start + (in->len - start) / 2;  // Cut off: what follows is no frame.
     }
@@ -85,23 +91,32 @@ static void put_frame(struct buf *in, struct reader *r)
         break;
     case 1:
     case 2:
-        amqp_send_basic_publish(in, channel, &(struct amqp_basic_publish){.exchange = some_name(a), .routing_key = some_name(b), .mandatory = c & 1});
+        amqp_send_basic_publish(in, channel,
+                                &(struct amqp_basic_publish){.exchange = some_name(a),
+                                                             .routing_key = some_name(b),
+                                                             .mandatory = c & 1});
         put_content(in, channel, r);
         break;
     case 3:
-        amqp_send_basic_consume(in, channel, &(struct amqp_basic_consume){.queue = some_name(a), .consumer_tag = some_name(b), .no_ack = c & 1});
+        amqp_send_basic_consume(in, channel,
+                                &(struct amqp_basic_consume){
+                                    .queue = some_name(a), .consumer_tag = some_name(b), .no_ack = c & 1});
         break;
     case 4:
         amqp_send_basic_ack(in, channel, &(struct amqp_basic_ack){.delivery_tag = a % 8, .multiple = b & 1});
         break;
     case 5:
-        amqp_send_basic_nack(in, channel, &(struct amqp_basic_nack){.delivery_tag = a % 8, .multiple = b & 1, .requeue = c & 1});
+        amqp_send_basic_nack(
+            in, channel,
+            &(struct amqp_basic_nack){.delivery_tag = a % 8, .multiple = b & 1, .requeue = c & 1});
         break;
     case 6:
         amqp_send_basic_get(in, channel, &(struct amqp_basic_get){.queue = some_name(a), .no_ack = b & 1});
         break;
     case 7:
-        amqp_send_queue_declare(in, channel, &(struct amqp_queue_declare){.queue = some_name(a), .passive = b & 1, .durable = true});
+        amqp_send_queue_declare(
+            in, channel,
+            &(struct amqp_queue_declare){.queue = some_name(a), .passive = b & 1, .durable = true});
         break;
     case 8:
         amqp_send_channel_close_ok(in, channel, &(struct amqp_channel_close_ok){});
@@ -124,7 +139,8 @@ static void put_frame(struct buf *in, struct reader *r)
     }
 }
 
-// Something happens on the other side: an answer, a delivery, an outcome, a lost consumer, the end of a session.
+// Something happens on the other side: an answer, a delivery, an outcome, a lost consumer, the end of a
+// session.
 static void happen(uint8_t what, uint8_t which)
 {
     struct queue_service *q = &stub.service;
@@ -168,7 +184,8 @@ static void happen(uint8_t what, uint8_t which)
     }
 }
 
-static void run(struct amqp09 *s, struct connection *c, const bool *is_closed, uint8_t start, uint8_t cut, struct span data)
+static void run(struct amqp09 *s, struct connection *c, const bool *is_closed, uint8_t start, uint8_t cut,
+                struct span data)
 {
     struct buf in = {0};
     struct reader r = reader_of(data);
@@ -220,12 +237,19 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     stub.service.is_quiet = true;
     stub_queue_add("q");
     stub_queue_add("r");
-    struct amqp09_config config = {
-        .broker = &stub, .queues = &stub.service, .clock = &stub_clock, .cluster_name = "c", .version = "4.3.6", .channel_max = 5,
-        .frame_max = 8192, .max_message_size = 100000, .is_current = stub_is_current};
+    struct amqp09_config config = {.broker = &stub,
+                                   .queues = &stub.service,
+                                   .clock = &stub_clock,
+                                   .cluster_name = "c",
+                                   .version = "4.3.6",
+                                   .channel_max = 5,
+                                   .frame_max = 8192,
+                                   .max_message_size = 100000,
+                                   .is_current = stub_is_current};
     struct amqp09 *s = amqp09_create(&config);
     bool is_closed = false;
-    struct connection_io io = {.want_flush = nothing, .set_reading = nothing_reading, .close = note_close, .ctx = &is_closed};
+    struct connection_io io = {
+        .want_flush = nothing, .set_reading = nothing_reading, .close = note_close, .ctx = &is_closed};
     struct connection *c = connection_create(s, &io, &(struct connection_peer){.is_loopback = true});
     run(s, c, &is_closed, data[0] % STARTS, data[1], span_of(data + 2, size - 2));
     connection_destroy(c);

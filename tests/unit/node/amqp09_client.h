@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// The client side of a connection under test: sends frames, expects frames. Needs amqp09_stub.h and check.h before it.
+// The client side of a connection under test: sends frames, expects frames.
+// Included by one C file per program, as amqp09_stub.h.
 #pragma once
+#include "tests/unit/node/amqp09_stub.h"
+#include <check.h>
 
 struct test_client {
     struct amqp09 *service;
     struct connection *connection;
-    struct buf in;        // Frames to be sent.
-    struct buf frame;     // The frame expected last; spans of `expect` point here.
+    struct buf in;     // Frames to be sent.
+    struct buf frame;  // The frame expected last; spans of `expect` point here.
     bool is_reading, wants_flush, is_closed, is_abrupt;
-    size_t chop;          // Bytes per connection_input; 0: all at once.
+    size_t chop;  // Bytes per connection_input; 0: all at once.
     uint32_t frame_max;
 };
 
@@ -50,8 +53,13 @@ static inline void client_start(struct test_client *t, const struct amqp09_confi
 {
     *t = (struct test_client){.is_reading = true, .frame_max = 131072, .chop = t->chop};
     t->service = amqp09_create(config);
-    struct connection_io io = {.want_flush = io_flush, .set_reading = io_reading, .close = io_close, .ctx = t};
-    struct connection_peer peer = {.host = "127.0.0.1", .peer_host = "127.0.0.1", .port = 5672, .peer_port = 40000, .is_loopback = is_loopback};
+    struct connection_io io = {
+        .want_flush = io_flush, .set_reading = io_reading, .close = io_close, .ctx = t};
+    struct connection_peer peer = {.host = "127.0.0.1",
+                                   .peer_host = "127.0.0.1",
+                                   .port = 5672,
+                                   .peer_port = 40000,
+                                   .is_loopback = is_loopback};
     t->connection = connection_create(t->service, &io, &peer);
 }
 
@@ -93,10 +101,10 @@ static inline void turn(struct test_client *t)
 }
 
 // Sends one method and what was put into t->in before it.
-#define SEND(t, channel, name, ...)                                                                                    \
-    do {                                                                                                               \
-        amqp_send_##name(&(t)->in, channel, &(struct amqp_##name){__VA_ARGS__});                                       \
-        client_flush(t);                                                                                               \
+#define SEND(t, channel, name, ...)                                                                          \
+    do {                                                                                                     \
+        amqp_send_##name(&(t)->in, channel, &(struct amqp_##name){__VA_ARGS__});                             \
+        client_flush(t);                                                                                     \
     } while (0)
 
 // The next frame the server wrote; fails the test if there is none.
@@ -126,11 +134,12 @@ static struct amqp_method next_method(struct test_client *t, uint16_t channel)
     return m;
 }
 
-#define EXPECT(t, channel, NAME)                                                                                       \
-    ({                                                                                                                 \
-        struct amqp_method expected_ = next_method(t, channel);                                                        \
-        ck_assert_msg(expected_.id == AMQP_##NAME##_ID, "expected " #NAME ", got %s", amqp_method_name(expected_.id));  \
-        expected_;                                                                                                     \
+#define EXPECT(t, channel, NAME)                                                                             \
+    ({                                                                                                       \
+        struct amqp_method expected_ = next_method(t, channel);                                              \
+        ck_assert_msg(expected_.id == AMQP_##NAME##_ID, "expected " #NAME ", got %s",                        \
+                      amqp_method_name(expected_.id));                                                       \
+        expected_;                                                                                           \
     })
 
 static inline void expect_nothing(struct test_client *t)
@@ -144,7 +153,8 @@ static inline void expect_nothing(struct test_client *t)
     }
 }
 
-static inline void expect_content(struct test_client *t, uint16_t channel, struct span properties, struct span body)
+static inline void expect_content(struct test_client *t, uint16_t channel, struct span properties,
+                                  struct span body)
 {
     struct amqp_frame f = next_frame(t);
     struct content_header h;
@@ -170,7 +180,8 @@ static inline bool span_is(struct span s, const char *text)
 #define EXPECT_TEXT(s, text) ck_assert_msg(span_is(s, text), "got '%.*s'", STUB_SPAN(s))
 
 // channel.close or connection.close with that code and text; the client then answers close-ok.
-static inline void expect_channel_close(struct test_client *t, uint16_t channel, uint16_t code, const char *text)
+static inline void expect_channel_close(struct test_client *t, uint16_t channel, uint16_t code,
+                                        const char *text)
 {
     struct amqp_method m = EXPECT(t, channel, CHANNEL_CLOSE);
     ck_assert_uint_eq(m.channel_close.reply_code, code);
@@ -193,7 +204,7 @@ static inline void expect_log(const char *lines)
     stub.log.len = 0;
 }
 
-// ---- greeting ----------------------------------------------------------------------------------------------------
+// ---- greeting -----------------------------------------------------------------------------------
 
 static inline struct span plain(struct buf *b, const char *user, const char *password)
 {
@@ -218,17 +229,20 @@ static inline void client_login(struct test_client *t, const char *user, bool ha
     }
     client_bytes(t, amqp_header_091, AMQP_HEADER_BYTES);
     EXPECT(t, 0, CONNECTION_START);
-    SEND(t, 0, connection_start_ok, .client_properties = buf_span(&properties), .mechanism = span_str("PLAIN"),
-         .response = plain(&response, user, "secret"), .locale = span_str("en_US"));
+    SEND(t, 0, connection_start_ok, .client_properties = buf_span(&properties),
+         .mechanism = span_str("PLAIN"), .response = plain(&response, user, "secret"),
+         .locale = span_str("en_US"));
     buf_deinit(&response);
     buf_deinit(&properties);
 }
 
-static inline void client_tune_and_open(struct test_client *t, uint16_t channel_max, uint32_t frame_max, uint16_t heartbeat)
+static inline void client_tune_and_open(struct test_client *t, uint16_t channel_max, uint32_t frame_max,
+                                        uint16_t heartbeat)
 {
     EXPECT(t, 0, CONNECTION_TUNE);
     t->frame_max = frame_max;
-    SEND(t, 0, connection_tune_ok, .channel_max = channel_max, .frame_max = frame_max, .heartbeat = heartbeat);
+    SEND(t, 0, connection_tune_ok, .channel_max = channel_max, .frame_max = frame_max,
+         .heartbeat = heartbeat);
     SEND(t, 0, connection_open, .virtual_host = span_str("/"));
     EXPECT(t, 0, CONNECTION_OPEN_OK);
 }
@@ -246,15 +260,17 @@ static inline void client_channel(struct test_client *t, uint16_t channel)
 }
 
 // basic.publish with its content, not yet sent.
-static inline void put_publish(struct test_client *t, uint16_t channel, const struct amqp_basic_publish *m, struct span properties,
-                               struct span body)
+static inline void put_publish(struct test_client *t, uint16_t channel, const struct amqp_basic_publish *m,
+                               struct span properties, struct span body)
 {
     amqp_send_basic_publish(&t->in, channel, m);
     content_frames_put(&t->in, channel, t->frame_max, properties, body);
 }
-static inline void publish(struct test_client *t, uint16_t channel, const char *exchange, const char *key, const char *body)
+static inline void publish(struct test_client *t, uint16_t channel, const char *exchange, const char *key,
+                           const char *body)
 {
-    put_publish(t, channel, &(struct amqp_basic_publish){.exchange = span_str(exchange), .routing_key = span_str(key)},
+    put_publish(t, channel,
+                &(struct amqp_basic_publish){.exchange = span_str(exchange), .routing_key = span_str(key)},
                 span_of(stub_no_properties, 2), span_str(body));
     client_flush(t);
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A broker and queues in the tests' hands: every call from the connection code is written to a log, every answer is
-// given by the test when it likes. Included by one C file per program, for it defines the functions of broker.h and
-// queue.h.
+// A broker and queues in the tests' hands: every call from the connection code is written to a log, every
+// answer is given by the test when it likes. Included by one C file per program, for it defines the functions
+// of broker.h and queue.h.
 #pragma once
 #include "node/amqp09/channel.h"
 #include "node/amqp09/connection.h"
@@ -33,7 +33,7 @@ struct queue_service {
     struct queue_session *sessions[STUB_SESSIONS];
     uint32_t sessions_count;
     uint64_t published;
-    bool is_quiet;      // No log (fuzz, bench).
+    bool is_quiet;  // No log (fuzz, bench).
     struct queue_info info;
     uint32_t full_after;  // Publishes not settled at which a session is full; 0: never.
 };
@@ -48,7 +48,7 @@ struct broker {
     struct stub_queue queues[STUB_QUEUES];
     struct queue_service service;
     uint64_t version;
-    uint64_t routed;    // Calls of broker_route.
+    uint64_t routed;  // Calls of broker_route.
     bool has_vhost, has_headers_exchange, is_refusing;
     struct broker_exchange exchanges[4];  // "", "x", "internal", "nowhere"
     struct stub_op ops[STUB_OPS];
@@ -102,7 +102,8 @@ static struct stub_queue *stub_queue_add(const char *name)
         if (q->name[0] == 0 || (!q->exists && strcmp(q->name, name) == 0)) {
             bool is_again = q->name[0] != 0;
             snprintf(q->name, sizeof(q->name), "%s", name);
-            q->pub = (struct broker_queue){.name = span_str(q->name), .is_durable = true, .target.group = 100 + i + (is_again ? 50 : 0)};
+            q->pub = (struct broker_queue){
+                .name = span_str(q->name), .is_durable = true, .target.group = 100 + i + (is_again ? 50 : 0)};
             q->exists = true;
             stub.version++;
             return q;
@@ -120,7 +121,8 @@ static void stub_init(void)
     stub.now_ns = 1000000000;
     stub.exchanges[0] = (struct broker_exchange){.name = span_str(""), .type = EXCHANGE_DIRECT};
     stub.exchanges[1] = (struct broker_exchange){.name = span_str("x"), .type = EXCHANGE_FANOUT};
-    stub.exchanges[2] = (struct broker_exchange){.name = span_str("internal"), .type = EXCHANGE_DIRECT, .is_internal = true};
+    stub.exchanges[2] =
+        (struct broker_exchange){.name = span_str("internal"), .type = EXCHANGE_DIRECT, .is_internal = true};
     stub.exchanges[3] = (struct broker_exchange){.name = span_str("nowhere"), .type = EXCHANGE_DIRECT};
 }
 
@@ -138,7 +140,7 @@ static bool stub_is_current(void *ctx)
     return stub.is_current;
 }
 
-// ---- broker.h ----------------------------------------------------------------------------------------------------
+// ---- broker.h -----------------------------------------------------------------------------------
 
 uint64_t broker_version(const struct broker *b)
 {
@@ -167,7 +169,8 @@ const struct broker_queue *broker_queue_find(struct broker_vhost *v, struct span
     }
     return NULL;
 }
-void broker_exchange_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_exchange *x), void *ctx)
+void broker_exchange_each(struct broker_vhost *v, void (*each)(void *ctx, const struct broker_exchange *x),
+                          void *ctx)
 {
     struct broker_exchange x = {.name = span_str("h"), .type = EXCHANGE_HEADERS};
     if (v->broker->has_headers_exchange) {
@@ -191,7 +194,8 @@ bool broker_may_enter(struct broker *b, struct span user, struct broker_vhost *v
     (void)v;
     return !b->is_refusing && !span_equal(user, span_str("outsider"));
 }
-bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, enum broker_access access, struct span name)
+bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, enum broker_access access,
+                    struct span name)
 {
     (void)b;
     (void)v;
@@ -200,8 +204,8 @@ bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, 
     return !span_equal(user, span_str("weak"));
 }
 // Default exchange: the queue of that name. "x": all queues. Each once.
-void broker_route(struct broker *b, struct broker_vhost *v, const struct broker_exchange *x, const struct span *keys,
-                  uint32_t keys_count, struct span headers, struct broker_route *out)
+void broker_route(struct broker *b, struct broker_vhost *v, const struct broker_exchange *x,
+                  const struct span *keys, uint32_t keys_count, struct span headers, struct broker_route *out)
 {
     (void)v;
     (void)headers;
@@ -223,7 +227,8 @@ void broker_route(struct broker *b, struct broker_vhost *v, const struct broker_
 static void stub_op_add(broker_done_fn *done, queue_info_fn *info_done, void *ctx)
 {
     assert(stub.ops_count < STUB_OPS);
-    stub.ops[(stub.ops_head + stub.ops_count++) % STUB_OPS] = (struct stub_op){.done = done, .info_done = info_done, .ctx = ctx};
+    stub.ops[(stub.ops_head + stub.ops_count++) % STUB_OPS] =
+        (struct stub_op){.done = done, .info_done = info_done, .ctx = ctx};
 }
 
 // Answers the oldest operation under way.
@@ -246,17 +251,18 @@ static inline void stub_ok(void)
     stub_answer(RC_OK, 0, false, "");
 }
 
-void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_exchange_declare *d,
-                             broker_done_fn *done, void *ctx)
+void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct span user,
+                             const struct broker_exchange_declare *d, broker_done_fn *done, void *ctx)
 {
     (void)b;
     (void)v;
     (void)user;
-    stub_log("exchange.declare %.*s type=%.*s%s\n", STUB_SPAN(d->name), STUB_SPAN(d->type), d->is_passive ? " passive" : "");
+    stub_log("exchange.declare %.*s type=%.*s%s\n", STUB_SPAN(d->name), STUB_SPAN(d->type),
+             d->is_passive ? " passive" : "");
     stub_op_add(done, NULL, ctx);
 }
-void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused,
-                            broker_done_fn *done, void *ctx)
+void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name,
+                            bool if_unused, broker_done_fn *done, void *ctx)
 {
     (void)b;
     (void)v;
@@ -264,8 +270,8 @@ void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct spa
     stub_log("exchange.delete %.*s%s\n", STUB_SPAN(name), if_unused ? " if-unused" : "");
     stub_op_add(done, NULL, ctx);
 }
-void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_queue_declare *d,
-                          broker_done_fn *done, void *ctx)
+void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span user,
+                          const struct broker_queue_declare *d, broker_done_fn *done, void *ctx)
 {
     (void)b;
     (void)v;
@@ -273,28 +279,32 @@ void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span 
     stub_log("queue.declare %.*s%s\n", STUB_SPAN(d->name), d->is_passive ? " passive" : "");
     stub_op_add(done, NULL, ctx);
 }
-void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused, bool if_empty,
-                         broker_done_fn *done, void *ctx)
+void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name,
+                         bool if_unused, bool if_empty, broker_done_fn *done, void *ctx)
 {
     (void)b;
     (void)v;
     (void)user;
-    stub_log("queue.delete %.*s%s%s\n", STUB_SPAN(name), if_unused ? " if-unused" : "", if_empty ? " if-empty" : "");
+    stub_log("queue.delete %.*s%s%s\n", STUB_SPAN(name), if_unused ? " if-unused" : "",
+             if_empty ? " if-empty" : "");
     stub_op_add(done, NULL, ctx);
 }
-void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d, broker_done_fn *done, void *ctx)
+void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d,
+                 broker_done_fn *done, void *ctx)
 {
     (void)b;
     (void)v;
     (void)user;
-    stub_log("%s %s %.*s -> %.*s key=%.*s\n", d->is_unbind ? "unbind" : "bind", d->to_queue ? "queue" : "exchange", STUB_SPAN(d->source),
-             STUB_SPAN(d->destination), STUB_SPAN(d->key));
+    stub_log("%s %s %.*s -> %.*s key=%.*s\n", d->is_unbind ? "unbind" : "bind",
+             d->to_queue ? "queue" : "exchange", STUB_SPAN(d->source), STUB_SPAN(d->destination),
+             STUB_SPAN(d->key));
     stub_op_add(done, NULL, ctx);
 }
 
-// ---- queue.h -----------------------------------------------------------------------------------------------------
+// ---- queue.h ------------------------------------------------------------------------------------
 
-struct queue_session *queue_session_open(struct queue_service *q, const struct queue_target *t, const struct queue_callbacks *cb, void *ctx)
+struct queue_session *queue_session_open(struct queue_service *q, const struct queue_target *t,
+                                         const struct queue_callbacks *cb, void *ctx)
 {
     struct queue_session *s = mem_zalloc(sizeof(*s));
     s->service = q;
@@ -363,8 +373,8 @@ bool queue_session_is_full(const struct queue_session *s)
 void queue_session_consume(struct queue_session *s, const struct queue_consume *c)
 {
     assert(!s->is_closed);
-    stub_log("consume %s id=%u prefetch=%u%s priority=%d tag=%.*s\n", s->queue->name, c->consumer, c->prefetch,
-             c->is_no_ack ? " no-ack" : "", c->priority, STUB_SPAN(c->tag));
+    stub_log("consume %s id=%u prefetch=%u%s priority=%d tag=%.*s\n", s->queue->name, c->consumer,
+             c->prefetch, c->is_no_ack ? " no-ack" : "", c->priority, STUB_SPAN(c->tag));
 }
 void queue_session_cancel(struct queue_session *s, uint32_t consumer)
 {
@@ -378,11 +388,16 @@ void queue_session_purge(struct queue_session *s, uint64_t token)
 {
     stub_log("purge %s token=%llu\n", s->queue->name, (unsigned long long)token);
 }
-void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t first, uint64_t last, enum queue_settle how)
+void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t first, uint64_t last,
+                          enum queue_settle how)
 {
-    static const char *const names[] = {[QUEUE_ACK] = "ack", [QUEUE_RELEASE] = "release", [QUEUE_RETURN] = "return", [QUEUE_DISCARD] = "discard"};
+    static const char *const names[] = {[QUEUE_ACK] = "ack",
+                                        [QUEUE_RELEASE] = "release",
+                                        [QUEUE_RETURN] = "return",
+                                        [QUEUE_DISCARD] = "discard"};
     assert(!s->is_closed);
-    stub_log("%s %s c=%u %llu-%llu\n", names[how], s->queue->name, consumer, (unsigned long long)first, (unsigned long long)last);
+    stub_log("%s %s c=%u %llu-%llu\n", names[how], s->queue->name, consumer, (unsigned long long)first,
+             (unsigned long long)last);
 }
 void queue_session_taken(struct queue_session *s, uint32_t consumer, uint64_t bytes)
 {
@@ -393,7 +408,8 @@ void queue_session_pause(struct queue_session *s, bool is_paused)
 {
     s->is_paused = is_paused;
 }
-void queue_info_get(struct queue_service *q, const struct queue_target *t, uint32_t timeout_ms, queue_info_fn *done, void *ctx)
+void queue_info_get(struct queue_service *q, const struct queue_target *t, uint32_t timeout_ms,
+                    queue_info_fn *done, void *ctx)
 {
     (void)q;
     (void)t;
@@ -407,7 +423,7 @@ uint64_t queue_service_next(const struct queue_service *q)
     return UINT64_MAX;
 }
 
-// ---- the queues' side, driven by the test ------------------------------------------------------------------------
+// ---- the queues' side, driven by the test -------------------------------------------------------
 
 // The latest open session with a queue.
 static struct queue_session *stub_session(const char *queue)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
-// Channels (data-plane §1.9-§1.13, §1.17; cases PR, CF): orders of frames, codes, what reaches the queues. Every test
-// runs with its input whole and byte by byte.
-#include <check.h>
-#include "tests/unit/node/amqp09_stub.h"
+// Channels (data-plane §1.9-§1.13, §1.17; cases PR, CF): orders of frames, codes, what reaches the queues.
+// Every test runs with its input whole and byte by byte.
 #include "tests/unit/node/amqp09_client.h"
+#include "tests/unit/node/amqp09_stub.h"
+#include <check.h>
 
 static struct test_client client;
 static struct test_client *const t = &client;
@@ -58,7 +58,9 @@ static void expect_nack(uint64_t tag)
 
 static void publish_mandatory(const char *exchange, const char *key, const char *body)
 {
-    put_publish(t, 1, &(struct amqp_basic_publish){.exchange = span_str(exchange), .routing_key = span_str(key), .mandatory = true},
+    put_publish(t, 1,
+                &(struct amqp_basic_publish){
+                    .exchange = span_str(exchange), .routing_key = span_str(key), .mandatory = true},
                 span_of(stub_no_properties, 2), span_str(body));
     client_flush(t);
 }
@@ -67,7 +69,8 @@ static void publish_properties(const struct content_properties *p)
 {
     struct buf raw = {0};
     content_properties_put(&raw, p);
-    put_publish(t, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")}, buf_span(&raw), span_str("b"));
+    put_publish(t, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")}, buf_span(&raw),
+                span_str("b"));
     client_flush(t);
     buf_deinit(&raw);
 }
@@ -110,13 +113,16 @@ static uint64_t expect_deliver(const char *body, bool is_redelivered)
     return tag;
 }
 
-// ---- publishing --------------------------------------------------------------------------------------------------
+// ---- publishing ---------------------------------------------------------------------------------
 
 START_TEST(a_message_reaches_the_queue_with_all_it_carries)
 {
     begin(_i);
-    publish_properties(&(struct content_properties){
-        .flags = PROPERTY_DELIVERY_MODE | PROPERTY_PRIORITY | PROPERTY_EXPIRATION, .delivery_mode = 2, .priority = 7, .expiration = span_str("60000")});
+    publish_properties(&(struct content_properties){.flags = PROPERTY_DELIVERY_MODE | PROPERTY_PRIORITY |
+                                                             PROPERTY_EXPIRATION,
+                                                    .delivery_mode = 2,
+                                                    .priority = 7,
+                                                    .expiration = span_str("60000")});
     expect_log("publish q x= key=q body=b ttl=60000 priority=7 persistent\n");
     publish(t, 1, "", "q", "");
     expect_log("publish q x= key=q body=\n");
@@ -146,7 +152,7 @@ START_TEST(unroutable_is_acked_and_returned_first_if_mandatory)
 {
     begin(_i);
     confirm_select();
-    publish(t, 1, "nowhere", "k", "a");   // CF-03
+    publish(t, 1, "nowhere", "k", "a");  // CF-03
     publish_mandatory("nowhere", "k", "b");
     struct amqp_method m = EXPECT(t, 1, BASIC_RETURN);
     ck_assert_uint_eq(m.basic_return.reply_code, 312);
@@ -260,9 +266,12 @@ START_TEST(publish_rules_have_their_codes)
         struct content_properties p;
         const char *text;
     } rows[] = {
-        {{.flags = PROPERTY_EXPIRATION, .expiration = span_str("abc")}, "PRECONDITION_FAILED - invalid expiration 'abc': {not_a_number}"},
-        {{.flags = PROPERTY_EXPIRATION, .expiration = span_str("-1")}, "PRECONDITION_FAILED - invalid expiration '-1': {not_a_number}"},
-        {{.flags = PROPERTY_EXPIRATION, .expiration = span_str("")}, "PRECONDITION_FAILED - invalid expiration '': {not_a_number}"},
+        {{.flags = PROPERTY_EXPIRATION, .expiration = span_str("abc")},
+         "PRECONDITION_FAILED - invalid expiration 'abc': {not_a_number}"},
+        {{.flags = PROPERTY_EXPIRATION, .expiration = span_str("-1")},
+         "PRECONDITION_FAILED - invalid expiration '-1': {not_a_number}"},
+        {{.flags = PROPERTY_EXPIRATION, .expiration = span_str("")},
+         "PRECONDITION_FAILED - invalid expiration '': {not_a_number}"},
         {{.flags = PROPERTY_EXPIRATION, .expiration = span_str("315360000001")},
          "PRECONDITION_FAILED - invalid expiration '315360000001': {value_too_large}"},
         {{.flags = PROPERTY_USER_ID, .user_id = span_str("v")},
@@ -297,7 +306,8 @@ START_TEST(own_user_id_and_impersonators_and_the_largest_expiration_pass)
     struct amqp09_config config = client_config();
     begin_as(_i, "actor", &config);
     expect_log("publish q x= key=q body=b ttl=315360000000\nclose q\n");
-    publish_properties(&(struct content_properties){.flags = PROPERTY_USER_ID, .user_id = span_str("someone")});
+    publish_properties(
+        &(struct content_properties){.flags = PROPERTY_USER_ID, .user_id = span_str("someone")});
     expect_nothing(t);
     expect_log("publish q x= key=q body=b\n");
     end();
@@ -307,7 +317,8 @@ END_TEST
 START_TEST(immediate_is_540_and_too_large_406)
 {
     begin(_i);
-    put_publish(t, 1, &(struct amqp_basic_publish){.immediate = true}, span_of(stub_no_properties, 2), span_str("b"));
+    put_publish(t, 1, &(struct amqp_basic_publish){.immediate = true}, span_of(stub_no_properties, 2),
+                span_str("b"));
     client_flush(t);
     expect_connection_close(t, 540, "NOT_IMPLEMENTED - immediate=true");
     client_stop(t);
@@ -317,7 +328,8 @@ START_TEST(immediate_is_540_and_too_large_406)
     publish(t, 1, "", "q", "abc");
     expect_log("publish q x= key=q body=abc\n");
     publish(t, 1, "", "q", "abcd");
-    expect_channel_close(t, 1, 406, "PRECONDITION_FAILED - message size 4 is larger than configured max size 3");
+    expect_channel_close(t, 1, 406,
+                         "PRECONDITION_FAILED - message size 4 is larger than configured max size 3");
     end();
 }
 END_TEST
@@ -327,11 +339,14 @@ START_TEST(publishing_needs_permission_and_a_public_exchange)
     struct amqp09_config config = client_config();
     begin_as(_i, "weak", &config);
     publish(t, 1, "", "q", "a");
-    expect_channel_close(t, 1, 403, "ACCESS_REFUSED - write access to exchange 'amq.default' in vhost '/' refused for user 'weak'");
+    expect_channel_close(
+        t, 1, 403,
+        "ACCESS_REFUSED - write access to exchange 'amq.default' in vhost '/' refused for user 'weak'");
     client_stop(t);
     begin(_i);
     publish(t, 1, "internal", "q", "a");
-    expect_channel_close(t, 1, 403, "ACCESS_REFUSED - cannot publish to internal exchange 'internal' in vhost '/'");
+    expect_channel_close(t, 1, 403,
+                         "ACCESS_REFUSED - cannot publish to internal exchange 'internal' in vhost '/'");
     end();
 }
 END_TEST
@@ -413,8 +428,10 @@ START_TEST(cc_and_bcc_are_routing_keys_and_bcc_is_not_stored)
     at = table_begin_array(&headers, "BCC");
     array_put_string(&headers, span_str("s"));
     table_end(&headers, at);
-    publish_properties(&(struct content_properties){.flags = PROPERTY_HEADERS, .headers = buf_span(&headers)});
-    expect_log("publish q x= key=q key=r bcc=s body=b\npublish r x= key=q key=r bcc=s body=b\npublish s x= key=q key=r bcc=s body=b\n");
+    publish_properties(
+        &(struct content_properties){.flags = PROPERTY_HEADERS, .headers = buf_span(&headers)});
+    expect_log("publish q x= key=q key=r bcc=s body=b\npublish r x= key=q key=r bcc=s body=b\npublish s x= "
+               "key=q key=r bcc=s body=b\n");
     struct table_value v;
     ck_assert(!table_find(buf_span(&t->service->scratch), "BCC", &v));
     ck_assert(table_find(buf_span(&t->service->scratch), "CC", &v));
@@ -463,9 +480,11 @@ START_TEST(a_full_session_stops_the_reading_until_it_is_writable)
     begin(_i);
     stub.service.full_after = 3;
     for (int i = 0; i < 3; i++) {
-        put_publish(t, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")}, span_of(stub_no_properties, 2), span_str("m"));
+        put_publish(t, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")},
+                    span_of(stub_no_properties, 2), span_str("m"));
     }
-    put_publish(t, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")}, span_of(stub_no_properties, 2), span_str("held"));
+    put_publish(t, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")},
+                span_of(stub_no_properties, 2), span_str("held"));
     client_flush(t);
     struct queue_session *s = stub_session("q");
     ck_assert_uint_eq(s->published, 3);
@@ -486,7 +505,9 @@ START_TEST(content_frames_out_of_order_are_505_or_501)
     begin(_i);
     amqp_send_basic_publish(&t->in, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")});
     SEND(t, 1, basic_qos, .prefetch_count = 1);
-    expect_connection_close(t, 505, "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead");
+    expect_connection_close(
+        t, 505,
+        "UNEXPECTED_FRAME - expected content header for class 60, got non content header frame instead");
     client_stop(t);
 
     begin(_i);
@@ -506,7 +527,7 @@ START_TEST(content_frames_out_of_order_are_505_or_501)
 }
 END_TEST
 
-// ---- consuming ---------------------------------------------------------------------------------------------------
+// ---- consuming ----------------------------------------------------------------------------------
 
 START_TEST(qos_is_per_consumer_and_for_those_to_come)
 {
@@ -515,7 +536,8 @@ START_TEST(qos_is_per_consumer_and_for_those_to_come)
     EXPECT(t, 1, BASIC_QOS_OK);
     struct buf arguments = {0};
     table_put_i32(&arguments, "x-priority", -3);
-    SEND(t, 1, basic_consume, .queue = span_str("q"), .consumer_tag = span_str("a"), .arguments = buf_span(&arguments));
+    SEND(t, 1, basic_consume, .queue = span_str("q"), .consumer_tag = span_str("a"),
+         .arguments = buf_span(&arguments));
     expect_log("consume q id=1 prefetch=5 priority=-3 tag=a\n");
     buf_deinit(&arguments);
     client_channel(t, 2);
@@ -558,7 +580,8 @@ START_TEST(reusing_a_tag_on_a_channel_is_530)
     begin(_i);
     consume(false);
     client_channel(t, 2);
-    SEND(t, 2, basic_consume, .queue = span_str("q"), .consumer_tag = span_str("ct"));  // Another channel: fine.
+    SEND(t, 2, basic_consume, .queue = span_str("q"),
+         .consumer_tag = span_str("ct"));  // Another channel: fine.
     SEND(t, 1, basic_consume, .queue = span_str("q"), .consumer_tag = span_str("ct"));
     expect_connection_close(t, 530, "NOT_ALLOWED - attempt to reuse consumer tag 'ct'");
     end();
@@ -586,15 +609,21 @@ START_TEST(consumer_arguments_are_checked)
         const char *key, *text;
         uint16_t code;
     } rows[] = {
-        {"x-priority", "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'q' in vhost '/': {unacceptable_type,longstr}", 406},
+        {"x-priority",
+         "PRECONDITION_FAILED - invalid arg 'x-priority' for queue 'q' in vhost '/': "
+         "{unacceptable_type,longstr}",
+         406},
         {"x-stream-offset",
-         "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue 'q' in vhost '/' of queue type rabbit_quorum_queue", 406},
+         "PRECONDITION_FAILED - invalid arg 'x-stream-offset' for queue 'q' in vhost '/' of queue type "
+         "rabbit_quorum_queue",
+         406},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         begin(_i);
         struct buf arguments = {0};
         table_put_text(&arguments, rows[i].key, "v");
-        SEND(t, 1, basic_consume, .queue = span_str("q"), .consumer_tag = span_str("ct"), .arguments = buf_span(&arguments));
+        SEND(t, 1, basic_consume, .queue = span_str("q"), .consumer_tag = span_str("ct"),
+             .arguments = buf_span(&arguments));
         buf_deinit(&arguments);
         expect_channel_close(t, 1, rows[i].code, rows[i].text);
         client_stop(t);
@@ -706,7 +735,9 @@ START_TEST(what_came_back_carries_its_counts_sorted_into_the_headers)
     struct buf headers = {0}, raw = {0}, expected = {0};
     table_put_text(&headers, "a", "1");
     table_put_text(&headers, "z", "2");
-    content_properties_put(&raw, &(struct content_properties){.flags = PROPERTY_HEADERS | PROPERTY_APP_ID, .headers = buf_span(&headers), .app_id = span_str("me")});
+    content_properties_put(&raw, &(struct content_properties){.flags = PROPERTY_HEADERS | PROPERTY_APP_ID,
+                                                              .headers = buf_span(&headers),
+                                                              .app_id = span_str("me")});
     struct queue_session *s = stub_session("q");
     struct queue_message m = stub_message(1, "body");
     m.header = buf_span(&raw);
@@ -720,7 +751,10 @@ START_TEST(what_came_back_carries_its_counts_sorted_into_the_headers)
     table_put_i64(&headers, "x-acquired-count", 3);
     table_put_i64(&headers, "x-delivery-count", 2);
     table_put_text(&headers, "z", "2");
-    content_properties_put(&expected, &(struct content_properties){.flags = PROPERTY_HEADERS | PROPERTY_APP_ID, .headers = buf_span(&headers), .app_id = span_str("me")});
+    content_properties_put(&expected,
+                           &(struct content_properties){.flags = PROPERTY_HEADERS | PROPERTY_APP_ID,
+                                                        .headers = buf_span(&headers),
+                                                        .app_id = span_str("me")});
     expect_content(t, 1, buf_span(&expected), span_str("body"));
     buf_deinit(&headers);
     buf_deinit(&raw);
@@ -746,7 +780,8 @@ START_TEST(bodies_are_split_to_the_frame_max_agreed_and_headers_never_exceed_it)
     static char value[9000];
     memset(value, 'v', sizeof(value) - 1);
     table_put_text(&headers, "k", value);
-    content_properties_put(&raw, &(struct content_properties){.flags = PROPERTY_HEADERS, .headers = buf_span(&headers)});
+    content_properties_put(
+        &raw, &(struct content_properties){.flags = PROPERTY_HEADERS, .headers = buf_span(&headers)});
     struct queue_session *s = stub_session("q");
     struct queue_message m = stub_message(2, "b");
     m.header = buf_span(&raw);
@@ -807,7 +842,7 @@ START_TEST(get_answers_message_and_count_or_empty)
 }
 END_TEST
 
-// ---- settling ----------------------------------------------------------------------------------------------------
+// ---- settling -----------------------------------------------------------------------------------
 
 static void deliver_five(void)
 {
@@ -849,7 +884,8 @@ START_TEST(unknown_tags_are_406)
         SEND(t, 1, basic_ack, .delivery_tag = 2);  // From now on 2 is unknown, also with multiple.
         SEND(t, 1, basic_ack, .delivery_tag = rows[i].tag, .multiple = rows[i].is_multiple);
         char text[80];
-        snprintf(text, sizeof(text), "PRECONDITION_FAILED - unknown delivery tag %llu", (unsigned long long)rows[i].tag);
+        snprintf(text, sizeof(text), "PRECONDITION_FAILED - unknown delivery tag %llu",
+                 (unsigned long long)rows[i].tag);
         expect_channel_close(t, 1, 406, text);
         client_stop(t);
     }
@@ -886,7 +922,7 @@ START_TEST(recover_requeues_everything)
 }
 END_TEST
 
-// ---- topology ----------------------------------------------------------------------------------------------------
+// ---- topology -----------------------------------------------------------------------------------
 
 START_TEST(declare_names_the_queue_for_later_and_tells_counts)
 {
@@ -956,11 +992,13 @@ START_TEST(every_topology_method_has_its_answer)
     SEND(t, 1, exchange_declare, .exchange = span_str("e"), .type = span_str("topic"));
     stub_ok();
     EXPECT(t, 1, EXCHANGE_DECLARE_OK);
-    SEND(t, 1, exchange_bind, .source = span_str("x"), .destination = span_str("e"), .routing_key = span_str("k"));
+    SEND(t, 1, exchange_bind, .source = span_str("x"), .destination = span_str("e"),
+         .routing_key = span_str("k"));
     turn(t);
     stub_ok();
     EXPECT(t, 1, EXCHANGE_BIND_OK);
-    SEND(t, 1, exchange_unbind, .source = span_str("x"), .destination = span_str("e"), .routing_key = span_str("k"));
+    SEND(t, 1, exchange_unbind, .source = span_str("x"), .destination = span_str("e"),
+         .routing_key = span_str("k"));
     stub_ok();
     EXPECT(t, 1, EXCHANGE_UNBIND_OK);
     SEND(t, 1, queue_unbind, .queue = span_str("q"), .exchange = span_str("x"), .routing_key = span_str("k"));
@@ -978,7 +1016,8 @@ START_TEST(every_topology_method_has_its_answer)
     stub_ok();
     ck_assert_uint_eq(EXPECT(t, 1, QUEUE_DELETE_OK).queue_delete_ok.message_count, 0);
     expect_log("exchange.declare e type=topic\nbind exchange x -> e key=k\nunbind exchange x -> e key=k\n"
-               "unbind queue x -> q key=k\nexchange.delete e if-unused\ninfo\nqueue.delete q\nqueue.delete missing\n");
+               "unbind queue x -> q key=k\nexchange.delete e if-unused\ninfo\nqueue.delete q\nqueue.delete "
+               "missing\n");
     end();
 }
 END_TEST
@@ -1002,7 +1041,7 @@ START_TEST(nowait_suppresses_the_answers)
 }
 END_TEST
 
-// ---- channel life ------------------------------------------------------------------------------------------------
+// ---- channel life -------------------------------------------------------------------------------
 
 START_TEST(after_a_channel_error_late_frames_are_ignored_and_the_number_can_be_used_again)
 {
@@ -1087,7 +1126,7 @@ START_TEST(flow_access_and_foreign_methods)
 }
 END_TEST
 
-// ---- transactions ------------------------------------------------------------------------------------------------
+// ---- transactions -------------------------------------------------------------------------------
 
 START_TEST(a_commit_publishes_then_settles_then_waits_for_the_queues)
 {
@@ -1172,7 +1211,7 @@ START_TEST(a_commit_into_a_queue_that_is_gone_is_506)
 }
 END_TEST
 
-// ---- partial bodies ----------------------------------------------------------------------------------------------
+// ---- partial bodies -----------------------------------------------------------------------------
 
 START_TEST(unfinished_bodies_are_bounded_and_the_oldest_goes_on)
 {
@@ -1182,7 +1221,8 @@ START_TEST(unfinished_bodies_are_bounded_and_the_oldest_goes_on)
     static struct test_client other_client;
     struct test_client *o = &other_client;
     *o = (struct test_client){.is_reading = true, .frame_max = 131072, .service = t->service};
-    struct connection_io io = {.want_flush = io_flush, .set_reading = io_reading, .close = io_close, .ctx = o};
+    struct connection_io io = {
+        .want_flush = io_flush, .set_reading = io_reading, .close = io_close, .ctx = o};
     o->connection = connection_create(t->service, &io, &(struct connection_peer){.is_loopback = true});
     client_open(o, "u");
     client_channel(o, 1);
@@ -1193,7 +1233,8 @@ START_TEST(unfinished_bodies_are_bounded_and_the_oldest_goes_on)
     for (int i = 0; i < 2; i++) {  // Each sends a body of 900 in frames of 300, but for the last frame.
         struct test_client *k = both[i];
         k->frame_max = 308;
-        put_publish(k, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")}, span_of(stub_no_properties, 2), span_str(body));
+        put_publish(k, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")},
+                    span_of(stub_no_properties, 2), span_str(body));
         whole.len = 0;
         buf_span_bytes(&whole, buf_span(&k->in));
         k->in.len -= 308;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
-// Connection life (data-plane §1.1-§1.5, §1.14): handshake rules, error classes, heartbeats, closing. Every test runs
-// with its input whole and byte by byte.
-#include <check.h>
-#include "tests/unit/node/amqp09_stub.h"
+// Connection life (data-plane §1.1-§1.5, §1.14): handshake rules, error classes, heartbeats, closing. Every
+// test runs with its input whole and byte by byte.
 #include "tests/unit/node/amqp09_client.h"
+#include "tests/unit/node/amqp09_stub.h"
+#include <check.h>
 
 static struct test_client client;
 static struct test_client *const t = &client;
@@ -35,7 +35,7 @@ static void pass(uint64_t ms)
     }
 }
 
-// ---- protocol header ---------------------------------------------------------------------------------------------
+// ---- protocol header ----------------------------------------------------------------------------
 
 START_TEST(a_wrong_header_is_answered_and_the_socket_closed)
 {
@@ -43,8 +43,9 @@ START_TEST(a_wrong_header_is_answered_and_the_socket_closed)
         const char *bytes;
         const uint8_t *answer;
     } rows[] = {
-        {"AMQP\x01\x01\x08\x00", amqp_header_sasl}, {"AMQP\x02\x01\0\0", amqp_header_sasl}, {"AMQP\0\0\x09\x02", amqp_header_091},
-        {"GET / HT", amqp_header_sasl},             {"AMQP\x03\x01\0\0", amqp_header_sasl},
+        {"AMQP\x01\x01\x08\x00", amqp_header_sasl}, {"AMQP\x02\x01\0\0", amqp_header_sasl},
+        {"AMQP\0\0\x09\x02", amqp_header_091},      {"GET / HT", amqp_header_sasl},
+        {"AMQP\x03\x01\0\0", amqp_header_sasl},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         begin(_i);
@@ -70,11 +71,18 @@ START_TEST(start_names_product_version_and_capabilities)
     EXPECT_TEXT(m.connection_start.locales, "en_US");
     struct span s;
     struct table_value v;
-    ck_assert(table_find_string(m.connection_start.server_properties, "product", &s) && span_is(s, "RabbitMQ"));
+    ck_assert(table_find_string(m.connection_start.server_properties, "product", &s) &&
+              span_is(s, "RabbitMQ"));
     ck_assert(table_find_string(m.connection_start.server_properties, "version", &s) && span_is(s, "4.3.6"));
     ck_assert(table_find(m.connection_start.server_properties, "capabilities", &v));
-    static const char *const names[] = {"publisher_confirms", "exchange_exchange_bindings", "basic.nack", "consumer_cancel_notify",
-                                        "connection.blocked", "consumer_priorities", "authentication_failure_close", "per_consumer_qos"};
+    static const char *const names[] = {"publisher_confirms",
+                                        "exchange_exchange_bindings",
+                                        "basic.nack",
+                                        "consumer_cancel_notify",
+                                        "connection.blocked",
+                                        "consumer_priorities",
+                                        "authentication_failure_close",
+                                        "per_consumer_qos"};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
         bool is_set = false;
         ck_assert_msg(table_find_bool(v.bytes, names[i], &is_set) && is_set, "%s", names[i]);
@@ -83,7 +91,7 @@ START_TEST(start_names_product_version_and_capabilities)
 }
 END_TEST
 
-// ---- login -------------------------------------------------------------------------------------------------------
+// ---- login --------------------------------------------------------------------------------------
 
 static void start_ok(const char *mechanism, struct span response, bool wants_close)
 {
@@ -95,8 +103,8 @@ static void start_ok(const char *mechanism, struct span response, bool wants_clo
     }
     client_bytes(t, amqp_header_091, 8);
     EXPECT(t, 0, CONNECTION_START);
-    SEND(t, 0, connection_start_ok, .client_properties = buf_span(&properties), .mechanism = span_str(mechanism), .response = response,
-         .locale = span_str("en_US"));
+    SEND(t, 0, connection_start_ok, .client_properties = buf_span(&properties),
+         .mechanism = span_str(mechanism), .response = response, .locale = span_str("en_US"));
     buf_deinit(&properties);
 }
 
@@ -119,7 +127,9 @@ START_TEST(plain_amqplain_and_anonymous_log_in)
     const struct {
         const char *mechanism;
         struct span response;
-    } rows[] = {{"PLAIN", span_of("\0u\0secret", 9)}, {"AMQPLAIN", buf_span(&amqplain)}, {"ANONYMOUS", span_str("whatever")}};
+    } rows[] = {{"PLAIN", span_of("\0u\0secret", 9)},
+                {"AMQPLAIN", buf_span(&amqplain)},
+                {"ANONYMOUS", span_str("whatever")}};
     for (size_t i = 0; i < 3; i++) {
         begin(_i);
         start_ok(rows[i].mechanism, rows[i].response, false);
@@ -139,7 +149,8 @@ START_TEST(a_wrong_password_is_told_only_to_clients_that_ask)
     begin(_i);
     start_ok("PLAIN", span_of("\0u\0wrong", 8), true);
     expect_connection_close(t, 403,
-                            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For details see the broker logfile.");
+                            "ACCESS_REFUSED - Login was refused using authentication mechanism PLAIN. For "
+                            "details see the broker logfile.");
     client_stop(t);
     begin(_i);
     start_ok("PLAIN", span_of("\0u\0wrong", 8), false);
@@ -154,8 +165,8 @@ START_TEST(other_errors_before_tune_are_silent)
         const char *mechanism, *response;
         size_t len;
     } rows[] = {
-        {"EXTERNAL", "", 0},         {"PLAIN", "u\0secret", 8},    {"PLAIN", "\0u", 2},
-        {"PLAIN", "\0u\0a\0b", 6},   {"PLAIN", "", 0},             {"AMQPLAIN", "\5LOGIN", 6},
+        {"EXTERNAL", "", 0},           {"PLAIN", "u\0secret", 8}, {"PLAIN", "\0u", 2},
+        {"PLAIN", "\0u\0a\0b", 6},     {"PLAIN", "", 0},          {"AMQPLAIN", "\5LOGIN", 6},
         {"AMQPLAIN", "\5LOGINb\1", 8},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
@@ -215,7 +226,7 @@ START_TEST(a_handshake_has_ten_seconds)
 }
 END_TEST
 
-// ---- tune and open -----------------------------------------------------------------------------------------------
+// ---- tune and open ------------------------------------------------------------------------------
 
 START_TEST(tune_ok_must_stay_within_what_was_offered)
 {
@@ -224,17 +235,25 @@ START_TEST(tune_ok_must_stay_within_what_was_offered)
         uint32_t frame_max;
         const char *text;
     } rows[] = {
-        {2047, 4096, "NOT_ALLOWED - negotiated frame_max = 4096 is lower than the minimum allowed value (8192)"},
-        {2047, 0, "NOT_ALLOWED - negotiated frame_max = 0 (no limit) is higher than the maximum allowed value (131072)"},
-        {2047, 131073, "NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum allowed value (131072)"},
-        {0, 131072, "NOT_ALLOWED - negotiated channel_max = 0 (no limit) is higher than the maximum allowed value (2047)"},
-        {2048, 131072, "NOT_ALLOWED - negotiated channel_max = 2048 is higher than the maximum allowed value (2047)"},
+        {2047, 4096,
+         "NOT_ALLOWED - negotiated frame_max = 4096 is lower than the minimum allowed value (8192)"},
+        {2047, 0,
+         "NOT_ALLOWED - negotiated frame_max = 0 (no limit) is higher than the maximum allowed value "
+         "(131072)"},
+        {2047, 131073,
+         "NOT_ALLOWED - negotiated frame_max = 131073 is higher than the maximum allowed value (131072)"},
+        {0, 131072,
+         "NOT_ALLOWED - negotiated channel_max = 0 (no limit) is higher than the maximum allowed value "
+         "(2047)"},
+        {2048, 131072,
+         "NOT_ALLOWED - negotiated channel_max = 2048 is higher than the maximum allowed value (2047)"},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         begin(_i);
         client_login(t, "u", true);
         EXPECT(t, 0, CONNECTION_TUNE);
-        SEND(t, 0, connection_tune_ok, .channel_max = rows[i].channel_max, .frame_max = rows[i].frame_max, .heartbeat = 60);
+        SEND(t, 0, connection_tune_ok, .channel_max = rows[i].channel_max, .frame_max = rows[i].frame_max,
+             .heartbeat = 60);
         struct amqp_method m = EXPECT(t, 0, CONNECTION_CLOSE);
         ck_assert_uint_eq(m.connection_close.reply_code, 530);
         ck_assert_uint_eq(m.connection_close.class_id, 10);
@@ -267,7 +286,7 @@ START_TEST(open_checks_vhost_and_permission)
 }
 END_TEST
 
-// ---- errors ------------------------------------------------------------------------------------------------------
+// ---- errors -------------------------------------------------------------------------------------
 
 static void frame_bytes(uint8_t type, uint16_t channel, const char *payload, size_t n)
 {
@@ -286,24 +305,24 @@ START_TEST(errors_have_their_codes)
         size_t len;
         uint16_t code;
     } rows[] = {
-        {4, 0, "", 0, 501},                                     // unknown frame type
-        {8, 1, "", 0, 505},                                     // heartbeat on a channel
-        {8, 0, "x", 1, 501},                                    // heartbeat with payload
-        {2, 0, "", 0, 505},                                     // header on channel 0
-        {1, 0, "\0\x0A\0\x0B\0\0\0\0\0\0\0\0\0\0", 14, 504},    // start-ok when running
-        {1, 0, "\0\x0A\0\x28\0\0", 6, 501},                     // open cut off
-        {1, 0, "\0\x63\0\x01", 4, 503},                         // no such class
-        {1, 1, "\0\x3C\0\x0A\0\0\0\0\0\0\0", 11, 504},          // qos before channel.open
-        {3, 1, "x", 1, 504},                                    // body before channel.open
-        {1, 7, "\0\x14\0\x0A\1\xFF", 6, 501},                   // short string that is not UTF-8
+        {4, 0, "", 0, 501},                                   // unknown frame type
+        {8, 1, "", 0, 505},                                   // heartbeat on a channel
+        {8, 0, "x", 1, 501},                                  // heartbeat with payload
+        {2, 0, "", 0, 505},                                   // header on channel 0
+        {1, 0, "\0\x0A\0\x0B\0\0\0\0\0\0\0\0\0\0", 14, 504},  // start-ok when running
+        {1, 0, "\0\x0A\0\x28\0\0", 6, 501},                   // open cut off
+        {1, 0, "\0\x63\0\x01", 4, 503},                       // no such class
+        {1, 1, "\0\x3C\0\x0A\0\0\0\0\0\0\0", 11, 504},        // qos before channel.open
+        {3, 1, "x", 1, 504},                                  // body before channel.open
+        {1, 7, "\0\x14\0\x0A\1\xFF", 6, 501},                 // short string that is not UTF-8
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         begin(_i);
         client_open(t, "u");
         frame_bytes(rows[i].type, rows[i].channel, rows[i].payload, rows[i].len);
         struct amqp_method m = EXPECT(t, 0, CONNECTION_CLOSE);
-        ck_assert_msg(m.connection_close.reply_code == rows[i].code, "row %zu: %u %.*s", i, m.connection_close.reply_code,
-                      STUB_SPAN(m.connection_close.reply_text));
+        ck_assert_msg(m.connection_close.reply_code == rows[i].code, "row %zu: %u %.*s", i,
+                      m.connection_close.reply_code, STUB_SPAN(m.connection_close.reply_text));
         client_stop(t);
     }
     stub_deinit();
@@ -319,7 +338,8 @@ START_TEST(a_frame_above_frame_max_is_501_and_the_socket_goes_after_three_second
     client_bytes(t, head, sizeof(head));
     struct amqp_method m = EXPECT(t, 0, CONNECTION_CLOSE);
     ck_assert_uint_eq(m.connection_close.reply_code, 501);
-    EXPECT_TEXT(m.connection_close.reply_text, "FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,8193,8184}");
+    EXPECT_TEXT(m.connection_close.reply_text,
+                "FRAME_ERROR - type 3, all octets = <<>>: {frame_too_large,8193,8184}");
     SEND(t, 0, connection_close_ok, );
     ck_assert(!t->is_closed);
     pass(3000);
@@ -336,7 +356,8 @@ START_TEST(a_wrong_end_octet_is_501)
     client_bytes(t, frame, sizeof(frame));
     struct amqp_method m = EXPECT(t, 0, CONNECTION_CLOSE);
     ck_assert_uint_eq(m.connection_close.reply_code, 501);
-    EXPECT_TEXT(m.connection_close.reply_text, "FRAME_ERROR - type 8, all octets = <<>>: {invalid_frame_end_marker,205}");
+    EXPECT_TEXT(m.connection_close.reply_text,
+                "FRAME_ERROR - type 8, all octets = <<>>: {invalid_frame_end_marker,205}");
     end();
 }
 END_TEST
@@ -418,7 +439,8 @@ START_TEST(channel_max_bounds_the_number_of_channels)
     client_channel(t, 7);
     client_channel(t, 1000);
     SEND(t, 3, channel_open, );
-    expect_connection_close(t, 530, "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)");
+    expect_connection_close(
+        t, 530, "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)");
     end();
 }
 END_TEST
@@ -436,7 +458,7 @@ START_TEST(update_secret_is_answered)
 }
 END_TEST
 
-// ---- heartbeats --------------------------------------------------------------------------------------------------
+// ---- heartbeats ---------------------------------------------------------------------------------
 
 START_TEST(heartbeats_go_out_every_half_interval_of_silence)
 {
@@ -487,7 +509,7 @@ START_TEST(heartbeat_zero_switches_both_off)
 }
 END_TEST
 
-// ---- blocked, forced ---------------------------------------------------------------------------------------------
+// ---- blocked, forced ----------------------------------------------------------------------------
 
 START_TEST(an_alarm_blocks_publishers_only_and_tells_them_once)
 {
@@ -554,7 +576,7 @@ START_TEST(listings_show_the_connection)
 }
 END_TEST
 
-// ---- hostile bytes -----------------------------------------------------------------------------------------------
+// ---- hostile bytes ------------------------------------------------------------------------------
 
 START_TEST(random_bytes_after_a_handshake_never_grow_memory)
 {

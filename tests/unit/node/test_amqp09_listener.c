@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
 // The sockets: accepting, one write per turn, closing so that the peer sees everything, being held back.
-#include <check.h>
 #include "node/amqp09/listener.h"
-#include "tests/unit/node/amqp09_stub.h"
 #include "tests/unit/node/amqp09_client.h"
+#include "tests/unit/node/amqp09_stub.h"
 #include <arpa/inet.h>
+#include <check.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-// ---- fixture -----------------------------------------------------------------------------------------------------
+// ---- fixture ------------------------------------------------------------------------------------
 
 static uv_loop_t loop;
 static uv_idle_t keep_awake;  // The test polls: the loop must never wait.
 static struct amqp09 *service;
 static struct amqp09_listener *listener;
-static int fd;               // The client's socket.
+static int fd;  // The client's socket.
 static struct buf received;
 
 static void idle(uv_idle_t *handle)
@@ -63,7 +63,9 @@ static void teardown(void)
 static void dial(void)
 {
     fd = socket(AF_INET, SOCK_STREAM, 0);
-    struct sockaddr_in to = {.sin_family = AF_INET, .sin_port = htons(amqp09_listener_port(listener)), .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    struct sockaddr_in to = {.sin_family = AF_INET,
+                             .sin_port = htons(amqp09_listener_port(listener)),
+                             .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
     ck_assert_int_eq(connect(fd, (struct sockaddr *)&to, sizeof(to)), 0);
     ck_assert_int_eq(fcntl(fd, F_SETFL, O_NONBLOCK), 0);
 }
@@ -105,8 +107,11 @@ static struct buf greeting(void)
 {
     struct buf in = {0};
     buf_bytes(&in, amqp_header_091, AMQP_HEADER_BYTES);
-    amqp_send_connection_start_ok(&in, 0, &(struct amqp_connection_start_ok){.mechanism = span_str("PLAIN"), .response = span_of("\0u\0secret", 9)});
-    amqp_send_connection_tune_ok(&in, 0, &(struct amqp_connection_tune_ok){.channel_max = 10, .frame_max = 131072});
+    amqp_send_connection_start_ok(&in, 0,
+                                  &(struct amqp_connection_start_ok){.mechanism = span_str("PLAIN"),
+                                                                     .response = span_of("\0u\0secret", 9)});
+    amqp_send_connection_tune_ok(&in, 0,
+                                 &(struct amqp_connection_tune_ok){.channel_max = 10, .frame_max = 131072});
     amqp_send_connection_open(&in, 0, &(struct amqp_connection_open){.virtual_host = span_str("/")});
     amqp_send_channel_open(&in, 1, &(struct amqp_channel_open){});
     return in;
@@ -131,7 +136,7 @@ static uint32_t last_method(void)
     return id;
 }
 
-// ---- tests -------------------------------------------------------------------------------------------------------
+// ---- tests --------------------------------------------------------------------------------------
 
 START_TEST(a_client_logs_in_publishes_and_closes_with_everything_answered)
 {
@@ -230,7 +235,9 @@ START_TEST(large_deliveries_pass_a_slow_socket_whole)
 {
     dial();
     struct buf in = greeting();
-    amqp_send_basic_consume(&in, 1, &(struct amqp_basic_consume){.queue = span_str("q"), .consumer_tag = span_str("ct"), .no_ack = true});
+    amqp_send_basic_consume(
+        &in, 1,
+        &(struct amqp_basic_consume){.queue = span_str("q"), .consumer_tag = span_str("ct"), .no_ack = true});
     ck_assert(send_all(buf_span(&in), 1000));
     for (int i = 0; i < 1000 && !stub_session("q"); i++) {
         run_turn();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
-// The two books of a channel: confirms (confirms.h) and unsettled deliveries (unacked.h), against simple models.
+// The two books of a channel: confirms (confirms.h) and unsettled deliveries (unacked.h), against simple
+// models.
 #include "node/amqp09/confirms.h"
 #include "node/amqp09/unacked.h"
 #include "node/base/env.h"
@@ -9,7 +10,7 @@
 #include <check.h>
 #include <stdlib.h>
 
-// ---- confirms ----------------------------------------------------------------------------------------------------
+// ---- confirms -----------------------------------------------------------------------------------
 
 // What a client makes of the frames: the state of each number.
 enum { OPEN, ACKED, NACKED };
@@ -108,7 +109,7 @@ START_TEST(a_run_is_one_frame_and_nacks_split_it)
 }
 END_TEST
 
-// ---- unacked -----------------------------------------------------------------------------------------------------
+// ---- unacked ------------------------------------------------------------------------------------
 
 START_TEST(random_acks_match_a_plain_array)
 {

@@ -7,24 +7,23 @@
 #include <check.h>
 #include <stdlib.h>
 
-// ---- helpers -----------------------------------------------------------------------------------------------------
+// ---- helpers ------------------------------------------------------------------------------------
 
 static const uint8_t everything[] = {
-    0xFF, 0xFC,
-    1, 'a',                                      // content-type
-    1, 'b',                                      // content-encoding
-    0, 0, 0, 8, 1, 'k', 'S', 0, 0, 0, 1, 'v',    // headers
-    2,                                           // delivery-mode
-    9,                                           // priority
-    1, 'c',                                      // correlation-id
-    1, 'd',                                      // reply-to
-    1, '5',                                      // expiration
-    1, 'e',                                      // message-id
-    0, 0, 0, 0, 0, 0, 0, 77,                     // timestamp
-    1, 'f',                                      // type
-    1, 'g',                                      // user-id
-    1, 'h',                                      // app-id
-    1, 'i',                                      // cluster-id
+    0xFF, 0xFC, 1, 'a',                                 // content-type
+    1,    'b',                                          // content-encoding
+    0,    0,    0, 8,   1, 'k', 'S', 0,  0, 0, 1, 'v',  // headers
+    2,                                                  // delivery-mode
+    9,                                                  // priority
+    1,    'c',                                          // correlation-id
+    1,    'd',                                          // reply-to
+    1,    '5',                                          // expiration
+    1,    'e',                                          // message-id
+    0,    0,    0, 0,   0, 0,   0,   77,                // timestamp
+    1,    'f',                                          // type
+    1,    'g',                                          // user-id
+    1,    'h',                                          // app-id
+    1,    'i',                                          // cluster-id
 };
 
 static struct span all(void)
@@ -37,7 +36,7 @@ static bool is_text(struct span s, const char *text)
     return span_equal(s, span_str(text));
 }
 
-// ---- tests -------------------------------------------------------------------------------------------------------
+// ---- tests --------------------------------------------------------------------------------------
 
 START_TEST(all_properties_are_read_in_their_order)
 {
@@ -50,7 +49,8 @@ START_TEST(all_properties_are_read_in_their_order)
     ck_assert(is_text(p.correlation_id, "c") && is_text(p.reply_to, "d") && is_text(p.expiration, "5"));
     ck_assert(is_text(p.message_id, "e"));
     ck_assert_uint_eq(p.timestamp, 77);
-    ck_assert(is_text(p.type, "f") && is_text(p.user_id, "g") && is_text(p.app_id, "h") && is_text(p.cluster_id, "i"));
+    ck_assert(is_text(p.type, "f") && is_text(p.user_id, "g") && is_text(p.app_id, "h") &&
+              is_text(p.cluster_id, "i"));
 }
 END_TEST
 

@@ -7,7 +7,7 @@
 #include <check.h>
 #include <stdlib.h>
 
-// ---- helpers -----------------------------------------------------------------------------------------------------
+// ---- helpers ------------------------------------------------------------------------------------
 
 static uint64_t counter;
 static struct buf table_bytes;
@@ -31,18 +31,18 @@ static struct buf table_bytes;
 
 #define FIELD_FILL(S, kind, field) x->field = SAMPLE_##kind;
 #define FIELD_SAME(S, kind, field) is_same &= SAME_##kind(x->field, y->field);
-#define MAKE(FIELDS, name, c, m, sender, content)                                                                      \
-    static void fill_##name(struct amqp_##name *x)                                                                     \
-    {                                                                                                                  \
-        (void)x;                                                                                                       \
-        AMQP_##FIELDS(FIELD_FILL, _)                                                                                   \
-    }                                                                                                                  \
-    static bool same_##name(const struct amqp_##name *x, const struct amqp_##name *y)                                  \
-    {                                                                                                                  \
-        bool is_same = true;                                                                                           \
-        (void)x;                                                                                                       \
-        (void)y;                                                                                                       \
-        AMQP_##FIELDS(FIELD_SAME, _) return is_same;                                                                   \
+#define MAKE(FIELDS, name, c, m, sender, content)                                                            \
+    static void fill_##name(struct amqp_##name *x)                                                           \
+    {                                                                                                        \
+        (void)x;                                                                                             \
+        AMQP_##FIELDS(FIELD_FILL, _)                                                                         \
+    }                                                                                                        \
+    static bool same_##name(const struct amqp_##name *x, const struct amqp_##name *y)                        \
+    {                                                                                                        \
+        bool is_same = true;                                                                                 \
+        (void)x;                                                                                             \
+        (void)y;                                                                                             \
+        AMQP_##FIELDS(FIELD_SAME, _) return is_same;                                                         \
     }
 AMQP_METHODS(MAKE)
 
@@ -55,9 +55,9 @@ static struct amqp_method sample(uint32_t id)
 {
     struct amqp_method m = {.id = id};
     switch (id) {
-#define FILL(FIELDS, name, c, mi, sender, content)                                                                     \
-    case AMQP_##FIELDS##_ID:                                                                                           \
-        fill_##name(&m.name);                                                                                          \
+#define FILL(FIELDS, name, c, mi, sender, content)                                                           \
+    case AMQP_##FIELDS##_ID:                                                                                 \
+        fill_##name(&m.name);                                                                                \
         break;
         AMQP_METHODS(FILL)
     }
@@ -67,8 +67,8 @@ static struct amqp_method sample(uint32_t id)
 static bool same(const struct amqp_method *a, const struct amqp_method *b)
 {
     switch (a->id) {
-#define SAME(FIELDS, name, c, mi, sender, content)                                                                     \
-    case AMQP_##FIELDS##_ID:                                                                                           \
+#define SAME(FIELDS, name, c, mi, sender, content)                                                           \
+    case AMQP_##FIELDS##_ID:                                                                                 \
         return b->id == a->id && same_##name(&a->name, &b->name);
         AMQP_METHODS(SAME)
     }
@@ -88,15 +88,16 @@ static void teardown(void)
     buf_deinit(&table_bytes);
 }
 
-// ---- tests -------------------------------------------------------------------------------------------------------
+// ---- tests --------------------------------------------------------------------------------------
 
 START_TEST(publish_has_the_bytes_of_the_specification)
 {
     static const uint8_t frame[] = {1, 0, 7, 0, 0, 0, 12, 0, 60, 0, 40, 0, 0, 1, 'x', 2, 'r', 'k', 1, 0xCE};
     struct buf b;
     buf_init(&b);
-    amqp_send_basic_publish(&b, 7, &(struct amqp_basic_publish){
-                                       .exchange = span_str("x"), .routing_key = span_str("rk"), .mandatory = true});
+    amqp_send_basic_publish(&b, 7,
+                            &(struct amqp_basic_publish){
+                                .exchange = span_str("x"), .routing_key = span_str("rk"), .mandatory = true});
     ck_assert_uint_eq(b.len, sizeof(frame));
     ck_assert_mem_eq(b.ptr, frame, sizeof(frame));
     buf_deinit(&b);
@@ -175,7 +176,9 @@ START_TEST(short_strings_must_be_utf8)
 {
     struct buf b;
     buf_init(&b);
-    struct amqp_method m = {.id = AMQP_BASIC_CANCEL_ID, .basic_cancel = {.consumer_tag = span_str("\xC3\x28")}}, back;
+    struct amqp_method m = {.id = AMQP_BASIC_CANCEL_ID,
+                            .basic_cancel = {.consumer_tag = span_str("\xC3\x28")}},
+                       back;
     amqp_method_put(&b, &m);
     ck_assert_int_eq(amqp_method_read(buf_span(&b), &back), RC_INVALID);
     buf_deinit(&b);
@@ -185,9 +188,20 @@ END_TEST
 START_TEST(utf8_follows_rfc_3629)
 {
     ck_assert(utf8_is_valid(span_str("")));
-    ck_assert(utf8_is_valid(span_str("abc\xC2\x80\xDF\xBF\xE0\xA0\x80\xEF\xBF\xBF\xF0\x90\x80\x80\xF4\x8F\xBF\xBF")));
-    static const char *const bad[] = {"\x80", "\xC0\x80", "\xC1\xBF", "\xC2", "\xE0\x9F\xBF", "\xED\xA0\x80", "\xE0\xA0",
-                                      "\xF0\x8F\xBF\xBF", "\xF4\x90\x80\x80", "\xF5\x80\x80\x80", "\xFF", "\xC2\xC2"};
+    ck_assert(utf8_is_valid(
+        span_str("abc\xC2\x80\xDF\xBF\xE0\xA0\x80\xEF\xBF\xBF\xF0\x90\x80\x80\xF4\x8F\xBF\xBF")));
+    static const char *const bad[] = {"\x80",
+                                      "\xC0\x80",
+                                      "\xC1\xBF",
+                                      "\xC2",
+                                      "\xE0\x9F\xBF",
+                                      "\xED\xA0\x80",
+                                      "\xE0\xA0",
+                                      "\xF0\x8F\xBF\xBF",
+                                      "\xF4\x90\x80\x80",
+                                      "\xF5\x80\x80\x80",
+                                      "\xFF",
+                                      "\xC2\xC2"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         ck_assert_msg(!utf8_is_valid(span_str(bad[i])), "%zu", i);
     }
@@ -258,11 +272,16 @@ START_TEST(protocol_headers_are_judged_by_the_table)
         const char *bytes;
         enum amqp_protocol expected;
     } rows[] = {
-        {"AMQP\0\0\x09\x01", AMQP_PROTOCOL_0_9_1},       {"AMQP\x01\x01\x00\x09", AMQP_PROTOCOL_0_9_1},
-        {"AMQP\x03\x01\0\0", AMQP_PROTOCOL_1_0_SASL},    {"AMQP\x00\x01\0\0", AMQP_PROTOCOL_ANSWER_SASL},
-        {"AMQP\x02\x01\0\0", AMQP_PROTOCOL_ANSWER_SASL}, {"AMQP\0\0\x09\x02", AMQP_PROTOCOL_ANSWER_091},
-        {"AMQP\0\0\x0A\x00", AMQP_PROTOCOL_ANSWER_091},  {"AMQP\x01\x01\x08\x00", AMQP_PROTOCOL_ANSWER_SASL},
-        {"GET / HT", AMQP_PROTOCOL_ANSWER_SASL},         {"\x16\x03\x01\x02\0\x01\0\x01", AMQP_PROTOCOL_ANSWER_SASL},
+        {"AMQP\0\0\x09\x01", AMQP_PROTOCOL_0_9_1},
+        {"AMQP\x01\x01\x00\x09", AMQP_PROTOCOL_0_9_1},
+        {"AMQP\x03\x01\0\0", AMQP_PROTOCOL_1_0_SASL},
+        {"AMQP\x00\x01\0\0", AMQP_PROTOCOL_ANSWER_SASL},
+        {"AMQP\x02\x01\0\0", AMQP_PROTOCOL_ANSWER_SASL},
+        {"AMQP\0\0\x09\x02", AMQP_PROTOCOL_ANSWER_091},
+        {"AMQP\0\0\x0A\x00", AMQP_PROTOCOL_ANSWER_091},
+        {"AMQP\x01\x01\x08\x00", AMQP_PROTOCOL_ANSWER_SASL},
+        {"GET / HT", AMQP_PROTOCOL_ANSWER_SASL},
+        {"\x16\x03\x01\x02\0\x01\0\x01", AMQP_PROTOCOL_ANSWER_SASL},
     };
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
         ck_assert_msg(amqp_protocol_of((const uint8_t *)rows[i].bytes) == rows[i].expected, "row %zu", i);

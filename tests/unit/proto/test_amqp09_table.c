@@ -7,28 +7,26 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-// ---- helpers -----------------------------------------------------------------------------------------------------
+// ---- helpers ------------------------------------------------------------------------------------
 
 // One entry "k" of each letter, written by hand from the specification.
-static const uint8_t every_letter[] = {
-    1, 'a', 't', 1,
-    1, 'b', 'b', 0x80,                       // -128
-    1, 'c', 'B', 0xFF,                       // 255
-    1, 'd', 's', 0x80, 0x00,                 // -32768
-    1, 'e', 'u', 0xFF, 0xFF,                 // 65535
-    1, 'f', 'I', 0x80, 0, 0, 0,              // -2147483648
-    1, 'g', 'i', 0xFF, 0xFF, 0xFF, 0xFF,     // 4294967295
-    1, 'h', 'l', 0x80, 0, 0, 0, 0, 0, 0, 0,  // INT64_MIN
-    1, 'i', 'L', 0, 0, 0, 0, 0, 0, 0, 7,     // alias of l
-    1, 'j', 'f', 0x7F, 0x80, 0, 0,           // +inf
-    1, 'k', 'd', 0x80, 0, 0, 0, 0, 0, 0, 0,  // -0.0
-    1, 'l', 'D', 255, 0xFF, 0xFF, 0xFF, 0xFF,
-    1, 'm', 'S', 0, 0, 0, 3, 'a', 0, 0xFF,   // Not validated as UTF-8.
-    1, 'n', 'A', 0, 0, 0, 3, 't', 0, 'V',
-    1, 'o', 'T', 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF,
-    1, 'p', 'F', 0, 0, 0, 4, 1, 'x', 'b', 5,
-    1, 'q', 'V',
-    1, 'r', 'x', 0, 0, 0, 2, 1, 2,
+static const uint8_t every_letter[] =
+    {
+        1,    'a',  't',  1,    1,    'b',  'b',  0x80,               // -128
+        1,    'c',  'B',  0xFF,                                       // 255
+        1,    'd',  's',  0x80, 0x00,                                 // -32768
+        1,    'e',  'u',  0xFF, 0xFF,                                 // 65535
+        1,    'f',  'I',  0x80, 0,    0,    0,                        // -2147483648
+        1,    'g',  'i',  0xFF, 0xFF, 0xFF, 0xFF,                     // 4294967295
+        1,    'h',  'l',  0x80, 0,    0,    0,    0,    0,   0,   0,  // INT64_MIN
+        1,    'i',  'L',  0,    0,    0,    0,    0,    0,   0,   7,  // alias of l
+        1,    'j',  'f',  0x7F, 0x80, 0,    0,                        // +inf
+        1,    'k',  'd',  0x80, 0,    0,    0,    0,    0,   0,   0,  // -0.0
+        1,    'l',  'D',  255,  0xFF, 0xFF, 0xFF, 0xFF, 1,   'm', 'S', 0,   0,   0,    3,
+        'a',  0,    0xFF,  // Not validated as UTF-8.
+        1,    'n',  'A',  0,    0,    0,    3,    't',  0,   'V', 1,   'o', 'T', 0xFF, 0xFF,
+        0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1,    'p',  'F', 0,   0,   0,   4,   1,    'x',
+        'b',  5,    1,    'q',  'V',  1,    'r',  'x',  0,   0,   0,   2,   1,   2,
 };
 
 static struct table_value found(struct span table, const char *key)
@@ -60,14 +58,17 @@ static void nest(struct buf *b, uint32_t depth)
     buf_init(b);
     for (uint32_t i = 1; i < depth; i++) {
         buf_init(&inner);
-        buf_bytes(&inner, "\1t" "F", 3);
+        buf_bytes(&inner,
+                  "\1t"
+                  "F",
+                  3);
         buf_str32be(&inner, buf_span(b));
         buf_deinit(b);
         *b = inner;
     }
 }
 
-// ---- tests -------------------------------------------------------------------------------------------------------
+// ---- tests --------------------------------------------------------------------------------------
 
 START_TEST(every_letter_reads_as_the_specification_says)
 {
@@ -221,7 +222,8 @@ END_TEST
 
 START_TEST(integers_of_any_width_are_equivalent_by_value)
 {
-    struct table_value byte = integer(TABLE_I8, 5), wide = integer(TABLE_I64, 5), u32 = {.type = TABLE_U32, .u = 5};
+    struct table_value byte = integer(TABLE_I8, 5), wide = integer(TABLE_I64, 5),
+                       u32 = {.type = TABLE_U32, .u = 5};
     struct table_value other = integer(TABLE_I64, 6), number = {.type = TABLE_F64, .f64 = 5.0};
     ck_assert(table_value_equivalent(&byte, &wide));
     ck_assert(table_value_equivalent(&wide, &u32));
