@@ -469,6 +469,54 @@ START_TEST(a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next)
 }
 END_TEST
 
+static uint32_t commands_in_log(struct world *w, enum queue_command_kind kind)
+{
+    uint32_t n = 0;
+    for (uint64_t i = 0; i < w->last; i++) {
+        n += w->log[i].kind == RECORD_ENTRY && w->log[i].payload.ptr[1] == kind;
+    }
+    return n;
+}
+
+START_TEST(commands_proposed_twice_because_a_connection_was_renewed_are_applied_once)
+{
+    struct world *w = world_create(1, settings_plain());
+    struct answers a = {0};
+    struct queue_session *s = open_on(w, 4, &a);
+    publish(s, "m");
+    rounds(w, 30);
+    ck_assert_uint_eq(a.settled, 1);
+    w->slow_percent = 100;
+    for (int i = 0; i < 10; i++) {
+        publish(s, "m");
+    }
+    rounds(w, 10);
+    for (int n = 0; n < 3; n++) {
+        world_reset_wire(w, 1, 4);
+        rounds(w, 30);
+    }
+    ck_assert_uint_eq(commands_in_log(w, QUEUE_COMMAND_ENQUEUE), 1 + 4 * 10);
+    w->slow_percent = 0;
+    rounds(w, 30);
+    ck_assert_uint_eq(a.settled, 11);
+    ck_assert_uint_eq(world_replica(w, 1)->fsm.ready_count, 11);
+
+    w->slow_percent = 100;
+    queue_session_get(s, 1, false);
+    rounds(w, 10);
+    world_reset_wire(w, 1, 4);
+    rounds(w, 30);
+    ck_assert_uint_eq(commands_in_log(w, QUEUE_COMMAND_GET), 2);
+    w->slow_percent = 0;
+    rounds(w, 30);
+    ck_assert_uint_eq(a.gets, 1);
+    ck_assert_uint_eq(a.ready, 10);
+    ck_assert_uint_eq(world_replica(w, 1)->fsm.unacked_count, 1);
+    queue_session_close(s);
+    world_destroy(w);
+}
+END_TEST
+
 START_TEST(a_dead_nodes_messages_return_at_once_and_a_silent_ones_after_the_time_out)
 {
     bool is_dead = _i == 0;
@@ -722,6 +770,7 @@ int main(void)
     tcase_add_test(t, replaying_all_frames_of_a_node_after_its_sessions_ended_changes_nothing);
     tcase_add_loop_test(t, get_and_purge_come_after_the_publishes_before_them_from_any_node, 1, NODES + 1);
     tcase_add_test(t, a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next);
+    tcase_add_test(t, commands_proposed_twice_because_a_connection_was_renewed_are_applied_once);
     tcase_add_loop_test(t, a_dead_nodes_messages_return_at_once_and_a_silent_ones_after_the_time_out, 0, 2);
     tcase_add_test(t, a_node_declared_down_that_lives_on_loses_its_consumers_and_opens_new_sessions);
     tcase_add_test(t, deleting_the_queue_ends_sessions_everywhere);
