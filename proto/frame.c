@@ -29,6 +29,7 @@ enum rc frame_decode(struct span bytes, struct frame *out, size_t *size_out)
     *out = (struct frame){
         .type = h.type,
         .flags = h.flags,
+        .worker = (h.flags >> FRAME_WORKER_SHIFT) % FRAME_WORKERS_MAX,
         .envelope = span_of(bytes.ptr + FRAME_HEADER_BYTES, h.envelope_len),
         .raw = span_of(bytes.ptr + FRAME_HEADER_BYTES + h.envelope_len,
                        h.total_len - FRAME_HEADER_BYTES - h.envelope_len),

@@ -40,7 +40,7 @@ enum { FRAME_HEADER_BYTES = 16, FRAME_TOTAL_MAX = 2 << 20, FRAME_ENVELOPE_MAX = 
 struct frame_header_wire {
     uint32_t total_len;     // Header, envelope and raw area.
     uint16_t type;          // enum frame_type.
-    uint16_t flags;         // FRAME_RAW_CRC.
+    uint16_t flags;         // FRAME_RAW_CRC; worker << FRAME_WORKER_SHIFT.
     uint32_t envelope_len;
     uint32_t crc;           // CRC32C of the 12 bytes before it and the envelope.
 };
@@ -49,10 +49,14 @@ static_assert(sizeof(struct frame_header_wire) == FRAME_HEADER_BYTES, "frame hea
 enum frame_flag {
     FRAME_RAW_CRC = 1,  // The raw area ends with a CRC32C of the bytes before it.
 };
+// The top byte of the flags: which worker of the sending node says it. Counters and streams are per sending worker, and
+// the receiving node hands the frame to its own worker of that number (modulo how many it has).
+enum { FRAME_WORKER_SHIFT = 8, FRAME_WORKERS_MAX = 16 };
 
 struct frame {
     uint16_t type;
     uint16_t flags;
+    uint8_t worker;  // Of the sender; below FRAME_WORKERS_MAX.
     struct span envelope;
     struct span raw;  // Without the trailing sum; already verified if FRAME_RAW_CRC.
 };

@@ -129,12 +129,16 @@ static void notes_collect(struct host *h, struct list *notes)
     }
     list_each(i, &h->peers) {
         struct peer *p = list_entry(i, struct peer, link);
-        if (p->received != p->received_noted) {
-            struct note *n = note_take(h);
-            n->kind = NOTE_RECEIPT;
-            n->peer = p;
-            n->received = p->received_noted = p->received;
-            list_add_tail(notes, &n->link);
+        for (uint32_t k = 0; k < p->inflow_count; k++) {
+            struct inflow *in = &p->inflow[k];
+            if (in->received != in->received_noted) {
+                struct note *n = note_take(h);
+                n->kind = NOTE_RECEIPT;
+                n->peer = p;
+                n->worker = k;
+                n->received = in->received_noted = in->received;
+                list_add_tail(notes, &n->link);
+            }
         }
     }
 }
@@ -182,8 +186,8 @@ void host_wal_done(struct host *h, struct wal_submission *s)
         struct note *n = list_entry(l, struct note, link);
         if (n->kind == NOTE_RECEIPT) {
             if (!h->is_failed) {
-                n->peer->receipt = n->received;
-                n->peer->owes_receipt = true;
+                n->peer->inflow[n->worker].receipt = n->received;
+                n->peer->inflow[n->worker].owes_receipt = true;
             }
         } else if (h->is_failed) {
             gated_free(h, n->gated);
@@ -520,7 +524,9 @@ static void peer_destroy(struct host *h, struct peer *p)
     buf_deinit(&p->append);
     buf_deinit(&p->votes);
     buf_deinit(&p->fragment.bytes);
-    buf_deinit(&p->assembly.bytes);
+    for (uint32_t k = 0; k < FRAME_WORKERS_MAX; k++) {
+        buf_deinit(&p->inflow[k].assembly.bytes);
+    }
     free(p->acks);
     list_remove(&p->link);
     map_remove(&h->peer_map, p->node);

@@ -50,8 +50,9 @@ struct note {
     bool has_hard_state;
     struct hard_state hard_state;
     struct gated *gated;  // In order.
-    struct peer *peer;    // NOTE_RECEIPT: bytes received from it up to here are dealt with.
+    struct peer *peer;    // NOTE_RECEIPT: bytes received from this worker of it up to here are dealt with.
     uint64_t received;
+    uint32_t worker;
 };
 
 // A group that could send to a peer had it room.
@@ -134,6 +135,13 @@ struct fragment_receive {
     struct buf bytes;
 };
 
+// What one worker of a peer sends us.
+struct inflow {
+    uint64_t received, received_noted, receipt;  // AppendBatch.sent to echo.
+    bool owes_receipt;                           // `receipt` is to be sent.
+    struct fragment_receive assembly;
+};
+
 enum walk_kind { WALK_NONE, WALK_DOWN, WALK_UP, WALK_RESET };
 
 struct peer {
@@ -155,10 +163,8 @@ struct peer {
     struct list blocked;   // struct blocked.
     struct fragment_send fragment;
 
-    // Received from it: AppendBatch.sent to echo.
-    uint64_t received, received_noted, receipt;
-    bool owes_receipt;     // `receipt` is to be sent.
-    struct fragment_receive assembly;
+    struct inflow inflow[FRAME_WORKERS_MAX];  // By its worker.
+    uint32_t inflow_count;                    // Used ones; the rest has heard nothing.
 
     struct buf votes;      // VoteBatch under construction.
     struct ack *acks;

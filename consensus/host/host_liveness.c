@@ -41,9 +41,11 @@ void host_liveness_verdict(struct host *h, struct peer *p, enum node_verdict ver
     p->verdict = verdict;
     if (incarnation > p->incarnation) {
         p->incarnation = incarnation;
-        p->received = p->received_noted = 0;  // Its counting started anew.
-        p->receipt = 0;
-        p->owes_receipt = false;
+        for (uint32_t k = 0; k < p->inflow_count; k++) {
+            struct inflow *in = &p->inflow[k];
+            in->received = in->received_noted = in->receipt = 0;  // Its counting started anew.
+            in->owes_receipt = false;
+        }
     }
     if (verdict != NODE_ALIVE || (is_new && was_alive)) {
         p->walk_down = true;

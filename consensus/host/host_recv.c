@@ -147,6 +147,21 @@ static void on_append_item(struct host *h, uint32_t node, const Cluster__AppendH
     step(h, g, node, &m, records);
 }
 
+// The sending worker has said in all this much; echoed when this turn's submission is durable.
+static struct inflow *inflow_received(struct host *h, uint32_t node, const struct frame *f, uint64_t sent)
+{
+    struct peer *p = host_peer(h, node);
+    const uint32_t worker = f->worker % FRAME_WORKERS_MAX;
+    if (worker >= p->inflow_count) {
+        p->inflow_count = worker + 1;
+    }
+    struct inflow *in = &p->inflow[worker];
+    if (sent > in->received) {
+        in->received = sent;
+    }
+    return in;
+}
+
 static void on_append(struct host *h, uint32_t node, const struct frame *f)
 {
     Cluster__AppendBatch *b = cluster__append_batch__unpack(&h->arena.allocator, f->envelope.len, f->envelope.ptr);
@@ -170,34 +185,28 @@ static void on_append(struct host *h, uint32_t node, const struct frame *f)
             on_append_item(h, node, a, records);
         }
     }
-    struct peer *p = host_peer(h, node);
-    if (b->sent > p->received) {
-        p->received = b->sent;  // Echoed when this turn's submission is durable.
-    }
+    inflow_received(h, node, f, b->sent);
 }
 
-static void assembly_drop(struct peer *p)
+static void assembly_drop(struct inflow *in)
 {
-    p->assembly.group = 0;
-    p->assembly.bytes.len = 0;
-    buf_shrink(&p->assembly.bytes, 0);
+    in->assembly.group = 0;
+    in->assembly.bytes.len = 0;
+    buf_shrink(&in->assembly.bytes, 0);
 }
 
 static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
 {
     Cluster__Fragment *w = cluster__fragment__unpack(&h->arena.allocator, f->envelope.len, f->envelope.ptr);
-    struct peer *p = host_peer(h, node);
     if (w == NULL || w->item == NULL) {
         h->metrics.malformed++;
         return;
     }
-    if (w->sent > p->received) {
-        p->received = w->sent;
-    }
+    struct inflow *in = inflow_received(h, node, f, w->sent);
     const Cluster__AppendHeader *a = w->item;
-    struct fragment_receive *r = &p->assembly;
+    struct fragment_receive *r = &in->assembly;
     if (w->offset == 0) {
-        assembly_drop(p);
+        assembly_drop(in);
         if (a->bytes > RECORD_PAYLOAD_MAX + RECORD_HEADER_BYTES + RECORD_ALIGN || a->count != 1 || a->group == 0) {
             h->metrics.malformed++;
             return;
@@ -209,7 +218,7 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
     }
     if (r->group != a->group || r->from != a->from || r->term != a->term || r->index != a->prev_index ||
         r->bytes.len != w->offset || f->raw.len > a->bytes - w->offset) {
-        assembly_drop(p);  // Pieces of something that was broken off.
+        assembly_drop(in);  // Pieces of something that was broken off.
         return;
     }
     // Memory grows with what arrived, never with what was announced.
@@ -221,11 +230,32 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
         } else {
             on_append_item(h, node, a, buf_span(&r->bytes));
         }
-        assembly_drop(p);
+        assembly_drop(in);
     }
 }
 
 // ---- answers and votes ---------------------------------------------------------------------------------------------
+
+// What the peer echoes of our bytes, or of another worker's here.
+static void on_receipt(struct host *h, uint32_t node, uint32_t worker, uint64_t received)
+{
+    struct peer *p = host_peer(h, node);
+    if (h->config.worker_of != NULL && worker != h->config.worker) {
+        Cluster__AckBatch b = CLUSTER__ACK_BATCH__INIT;
+        uint8_t bytes[32];
+        b.received = received;
+        b.worker = worker;
+        const size_t size = cluster__ack_batch__get_packed_size(&b);
+        assert(size <= sizeof(bytes));
+        cluster__ack_batch__pack(&b, bytes);
+        if (h->config.pass_on != NULL && received > 0) {
+            h->config.pass_on(h->config.ctx, worker, node, LANE_LOG, FRAME_ACK, span_of(bytes, size), span_of(NULL, 0));
+        }
+    } else if (received > p->echoed && received <= p->sent) {
+        p->echoed = received;
+        p->is_woken = p->is_woken || !list_is_empty(&p->blocked);
+    }
+}
 
 static void on_acks(struct host *h, uint32_t node, const struct frame *f)
 {
@@ -234,11 +264,7 @@ static void on_acks(struct host *h, uint32_t node, const struct frame *f)
         h->metrics.malformed++;
         return;
     }
-    struct peer *p = host_peer(h, node);
-    if (b->received > p->echoed && b->received <= p->sent) {
-        p->echoed = b->received;
-        p->is_woken = p->is_woken || !list_is_empty(&p->blocked);
-    }
+    on_receipt(h, node, b->worker, b->received);
     for (size_t i = 0; i < b->n_items; i++) {
         const Cluster__Ack *a = b->items[i];
         uint32_t worker;

@@ -106,11 +106,9 @@ static void append_flush(struct host *h, struct peer *p)
     }
 }
 
-static void acks_flush(struct host *h, struct peer *p)
+// One batch: the acknowledgements there are, and the receipt of one worker of the peer.
+static enum rc acks_send(struct host *h, struct peer *p, uint32_t worker)
 {
-    if (p->acks_count == 0 && !p->owes_receipt) {
-        return;
-    }
     struct buf *b = &h->scratch;
     b->len = 0;
     for (uint32_t i = 0; i < p->acks_count; i++) {
@@ -130,14 +128,28 @@ static void acks_flush(struct host *h, struct peer *p)
         w.is_rejected = a->is_rejected;
         host_pack_item(b, &w.base);
     }
-    pack_total(b, p->receipt);
+    pack_total(b, p->inflow[worker].receipt);
+    buf_u8(b, 3 << 3 | 0);  // Field 3: whose.
+    put_varint(b, worker);
     struct net *net = h->config.net;
     const enum rc rc = net->send(net, p->node, LANE_LOG, FRAME_ACK, buf_span(b), NULL, 0, false);
-    if (rc == RC_FULL) {
-        return;  // Kept; goes with the next turn.
+    if (rc != RC_FULL) {  // Else kept; goes with the next turn.
+        p->acks_count = 0;
+        p->inflow[worker].owes_receipt = false;
     }
-    p->acks_count = 0;
-    p->owes_receipt = false;
+    return rc;
+}
+
+static void acks_flush(struct host *h, struct peer *p)
+{
+    for (uint32_t k = 0; k < p->inflow_count; k++) {
+        if (p->inflow[k].owes_receipt && acks_send(h, p, k) == RC_FULL) {
+            return;
+        }
+    }
+    if (p->acks_count > 0) {
+        (void)acks_send(h, p, 0);  // Full: kept. Else lost like by a link.
+    }
 }
 
 static void votes_flush(struct host *h, struct peer *p)
@@ -680,7 +692,9 @@ void host_send_lost(struct host *h, struct peer *p)
     p->raw_bytes = 0;
     p->echoed = p->sent;
     p->acks_count = 0;
-    p->owes_receipt = true;  // The last receipt may have been lost.
+    for (uint32_t k = 0; k < p->inflow_count; k++) {
+        p->inflow[k].owes_receipt = true;  // The last receipt may have been lost.
+    }
     if (p->fragment.group) {
         if (p->fragment.bytes.len > 0) {
             host_free_later(h, p->fragment.bytes.ptr);

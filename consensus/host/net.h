@@ -24,6 +24,9 @@ struct net {
     // Bytes sent but not yet taken by the socket.
     size_t (*queued)(struct net *n, uint32_t node, enum net_lane lane);
     bool (*is_connected)(struct net *n, uint32_t node, enum net_lane lane);
+    // Sends whole encoded frames, borrowed until flush returns, beyond the bound too (whoever gathered them kept it).
+    // May be NULL: with one worker nobody asks for it. RC_NOT_CONNECTED.
+    enum rc (*send_encoded)(struct net *n, uint32_t node, enum net_lane lane, struct span frames);
 };
 
 enum node_verdict {

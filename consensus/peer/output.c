@@ -64,6 +64,11 @@ void output_frame(struct output *o, enum frame_type type, struct span envelope, 
     }
 }
 
+void output_encoded(struct output *o, struct span frames)
+{
+    piece_add(o, (void *)frames.ptr, frames.len);
+}
+
 // Gives the copied pieces their addresses; `heads` does not move from here on.
 static void pieces_resolve(struct output *o)
 {

@@ -24,6 +24,8 @@ void output_deinit(struct output *o);
 // Adds a frame. Its total size must be within FRAME_TOTAL_MAX (asserted).
 void output_frame(struct output *o, enum frame_type type, struct span envelope, const struct iovec *raw, int raw_count,
                   bool raw_crc);
+// Adds frames that are encoded already; borrowed like raw ranges.
+void output_encoded(struct output *o, struct span frames);
 // Writes all it can. RC_OK: nothing is left; RC_PENDING: the rest is copied, the socket is full; RC_NOT_CONNECTED: the
 // connection failed (output_clear is due).
 MUST_USE enum rc output_flush(struct output *o, struct transport *t);

@@ -6,7 +6,7 @@
 // again. Anything that must not happen inside net.send and net.flush (upcalls, dials) waits for net_run, which net_wake
 // brings about in the loop's next turn.
 //
-// A net belongs to one loop, worker 0's, and so do all calls. Sending from other workers is not built (README.md).
+// A net belongs to one loop, worker 0's, and so do all calls; net_share.c lets other workers send.
 #include "consensus/peer/peer_internal.h"
 #include "node/base/limits.h"
 #include "node/base/log.h"
@@ -309,6 +309,19 @@ static enum rc net_send(struct net *net, uint32_t node, enum net_lane lane, enum
     return l ? lane_send(l, type, envelope, raw, raw_count, raw_crc) : RC_NOT_CONNECTED;
 }
 
+static enum rc net_send_encoded(struct net *net, uint32_t node, enum net_lane lane, struct span frames)
+{
+    struct lane *l = lane_open(net_of(net), node, lane);
+    if (!l) {
+        return RC_NOT_CONNECTED;
+    }
+    output_encoded(&l->output, frames);
+    if (list_is_empty(&l->dirty)) {
+        list_add_tail(&l->peer->net->dirty, &l->dirty);
+    }
+    return RC_OK;
+}
+
 static bool lane_has_room(const struct lane *l)
 {
     return output_bytes(&l->output) <= LIMIT_LANE_OUTPUT_BYTES / 2;
@@ -554,7 +567,11 @@ enum rc peer_net_create(const struct peer_net_config *c, struct peer_net **out)
     assert(c->self.name[0] != 0);
     assert(c->self.incarnation > 0);
     struct peer_net *n = mem_zalloc(sizeof(*n));
-    n->net = (struct net){.send = net_send, .flush = net_flush, .queued = net_queued, .is_connected = net_is_connected};
+    n->net = (struct net){.send = net_send,
+                          .flush = net_flush,
+                          .queued = net_queued,
+                          .is_connected = net_is_connected,
+                          .send_encoded = net_send_encoded};
     n->loop = c->loop;
     n->clock = c->clock;
     n->random = c->random;

@@ -34,7 +34,7 @@ struct run {
 };
 
 struct arriving {
-    uint32_t node;
+    uint32_t node, worker;  // Whose; streams count per worker of the sender.
     uint64_t stream, offset;
     struct buf bytes;
 };
@@ -370,9 +370,9 @@ bool queue_lanes_have_work(const struct queue_lanes *l)
 
 // ---- in ------------------------------------------------------------------------------------------------------------
 
-static uint64_t arriving_key(uint32_t node, uint64_t stream)
+static uint64_t arriving_key(uint32_t node, uint32_t worker, uint64_t stream)
 {
-    return hash_u64((uint64_t)node << 40 ^ stream);
+    return hash_u64(((uint64_t)node << 8 | worker) << 36 ^ stream);
 }
 
 // Whole items at the front of `bytes` are received; returns how much they take.
@@ -388,35 +388,37 @@ static size_t receive_whole(struct queue_lanes *l, struct queue_service *q, stru
     return r.pos;
 }
 
-// Drops the runs from `node` that belong to an earlier connection than `epoch`.
-static void forget_arriving(struct queue_lanes *l, uint32_t node, uint64_t epoch)
+// Drops the runs from a worker of `node` that belong to an earlier connection than `epoch`.
+static void forget_arriving(struct queue_lanes *l, uint32_t node, uint32_t worker, uint64_t epoch)
 {
     uint32_t pos = 0;
     struct arriving *a;
     uint64_t key;
     while ((a = map_next(&l->arriving, &pos, &key, NULL)) != NULL) {
-        if (a->node == node && a->stream >> 32 < epoch) {
+        if (a->node == node && a->worker == worker && a->stream >> 32 < epoch) {
             map_remove(&l->arriving, key);
             arriving_free(a);
         }
     }
 }
 
-static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_t from, const Cluster__SessionFrame *e, struct span raw)
+static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_t from, uint32_t worker, const Cluster__SessionFrame *e,
+                         struct span raw)
 {
-    uint64_t key = arriving_key(from, e->stream);
+    uint64_t key = arriving_key(from, worker, e->stream);
     struct arriving *a = map_get(&l->arriving, key);
     if (!a && e->offset == 0) {
-        forget_arriving(l, from, e->stream >> 32);  // Cut off by a reset.
+        forget_arriving(l, from, worker, e->stream >> 32);  // Cut off by a reset.
     }
     if (!a && e->offset == 0) {
         a = mem_zalloc(sizeof(*a));
         a->node = from;
+        a->worker = worker;
         a->stream = e->stream;
         map_put(&l->arriving, key, a);
     }
     // A part that does not follow: its run was cut by a reset, or the frame is a repeat.
-    if (!a || a->node != from || a->stream != e->stream || e->offset != a->offset || a->bytes.len + raw.len > ARRIVING_BYTES_MAX) {
+    if (!a || a->node != from || a->worker != worker || a->stream != e->stream || e->offset != a->offset || a->bytes.len + raw.len > ARRIVING_BYTES_MAX) {
         l->bad_frames++;
         return;
     }
@@ -446,7 +448,7 @@ void queue_lanes_frame(struct queue_lanes *l, struct queue_service *q, uint32_t 
         return;
     }
     if (e->stream != 0) {
-        receive_part(l, q, from_node, e, f->raw);
+        receive_part(l, q, from_node, f->worker, e, f->raw);
         return;
     }
     enum rc rc;
@@ -466,5 +468,7 @@ void queue_lanes_reset(struct queue_lanes *l, uint32_t node)
 
 void queue_lanes_node_gone(struct queue_lanes *l, uint32_t node)
 {
-    forget_arriving(l, node, UINT64_MAX);
+    for (uint32_t worker = 0; worker < FRAME_WORKERS_MAX; worker++) {
+        forget_arriving(l, node, worker, UINT64_MAX);
+    }
 }
