@@ -24,6 +24,11 @@ struct ctl_config {
     void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
     // A worker's AMQP connections (NULL: not yet), to be called on that worker.
     struct amqp09 *(*amqp)(void *ctx, uint32_t worker);
+    // Which worker owns a group; what a worker has (to be used on that worker).
+    uint32_t (*worker_of)(void *ctx, uint64_t group);
+    struct queue_service *(*queues)(void *ctx, uint32_t worker);
+    struct host *(*host_of)(void *ctx, uint32_t worker);
+    struct broker *(*broker_of)(void *ctx, uint32_t worker);
     void (*stop)(void *ctx);                // Ends the process in good order.
     // What the node waits for before it is up; NULL or "" when it is up.
     const char *(*waiting_for)(void *ctx);

@@ -60,6 +60,18 @@ void ctl_ask(struct ctl *c, uint32_t node_id, json_t *request, uint32_t timeout_
 void ctl_remote_attach(struct ctl *c);
 const char *node_name_of(struct ctl *c, uint32_t node_id);  // "?" if unknown; valid until the end of the turn.
 
+// ctl_local.c: looks at the replica of a group on this node, whichever worker owns it, and with `transfer_to` asks it to
+// hand leadership to that node. `done` is called on worker 0, later.
+struct ctl_replica {
+    uint64_t group;
+    bool is_here;
+    struct queue_info info;
+    struct consensus_status status;
+    enum rc rc;  // Of the transfer: RC_EXISTS if it leads already.
+};
+typedef void ctl_look_fn(void *ctx, const struct ctl_replica *r);
+void ctl_look(struct ctl *c, uint64_t group, uint32_t transfer_to, ctl_look_fn *done, void *ctx);
+
 // ctl_socket.c: worker 0 side and admin thread side of one exchange.
 MUST_USE enum rc ctl_socket_start(struct ctl *c);
 void ctl_socket_stop(struct ctl *c);

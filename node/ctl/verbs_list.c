@@ -30,6 +30,8 @@ struct queue_rows {
 struct queue_row {
     struct queue_rows *all;
     size_t at;
+    enum rc rc;  // What the leader said.
+    struct queue_info info;
 };
 
 static const char queue_columns[] =
@@ -79,34 +81,36 @@ static void put_members(struct ctl *c, const struct queue_target *t, uint32_t le
 
 static void pump_queues(struct queue_rows *a);
 
-static void on_queue_info(void *ctx, enum rc rc, const struct queue_info *info)
+static void on_queue_looked(void *ctx, const struct ctl_replica *p)
 {
     struct queue_row *row = ctx;
     struct queue_rows *a = row->all;
-    struct ctl *c = a->request->ctl;
     json_t *o = json_array_get(a->objects, row->at);
-    struct queue_info n = rc == RC_OK ? *info : (struct queue_info){0};
-    struct queue_info local;
-    struct consensus_status status = {0};
-    bool has_local = queue_replica_info(c->queues, a->targets[row->at].group, &local, &status);
-    if (rc != RC_OK && has_local) {
-        n = local;
-    }
-    json_object_set_new(o, "messages_ready", json_integer((json_int_t)n.ready));
-    json_object_set_new(o, "messages_unacknowledged", json_integer((json_int_t)n.unacked));
-    json_object_set_new(o, "messages", json_integer((json_int_t)(n.ready + n.unacked)));
-    json_object_set_new(o, "consumers", json_integer((json_int_t)n.consumers));
-    json_object_set_new(o, "message_bytes_ready", json_integer((json_int_t)n.ready_bytes));
-    json_object_set_new(o, "message_bytes_unacknowledged", json_integer((json_int_t)n.unacked_bytes));
-    json_object_set_new(o, "message_bytes", json_integer((json_int_t)(n.ready_bytes + n.unacked_bytes)));
-    put_members(c, &a->targets[row->at], status.leader_node, o);
-    if (rc != RC_OK) {
-        json_object_set_new(o, "state", json_string(status.leader_node ? "running" : "minority"));
+    const struct queue_info *n = row->rc != RC_OK && p->is_here ? &p->info : &row->info;
+    const uint32_t leader = p->is_here ? p->status.leader_node : 0;
+    json_object_set_new(o, "messages_ready", json_integer((json_int_t)n->ready));
+    json_object_set_new(o, "messages_unacknowledged", json_integer((json_int_t)n->unacked));
+    json_object_set_new(o, "messages", json_integer((json_int_t)(n->ready + n->unacked)));
+    json_object_set_new(o, "consumers", json_integer((json_int_t)n->consumers));
+    json_object_set_new(o, "message_bytes_ready", json_integer((json_int_t)n->ready_bytes));
+    json_object_set_new(o, "message_bytes_unacknowledged", json_integer((json_int_t)n->unacked_bytes));
+    json_object_set_new(o, "message_bytes", json_integer((json_int_t)(n->ready_bytes + n->unacked_bytes)));
+    put_members(a->request->ctl, &a->targets[row->at], leader, o);
+    if (row->rc != RC_OK) {
+        json_object_set_new(o, "state", json_string(leader ? "running" : "minority"));
     }
     a->done++;
     a->in_flight--;
     free(row);
     pump_queues(a);
+}
+
+static void on_queue_info(void *ctx, enum rc rc, const struct queue_info *info)
+{
+    struct queue_row *row = ctx;
+    row->rc = rc;
+    row->info = rc == RC_OK ? *info : (struct queue_info){0};
+    ctl_look(row->all->request->ctl, row->all->targets[row->at].group, 0, on_queue_looked, row);
 }
 
 static void pump_queues(struct queue_rows *a)
@@ -117,7 +121,7 @@ static void pump_queues(struct queue_rows *a)
     a->is_pumping = true;
     while (a->next < a->count && a->in_flight < INFO_WINDOW) {
         struct queue_row *row = mem_alloc(sizeof(*row));
-        *row = (struct queue_row){a, a->next++};
+        *row = (struct queue_row){.all = a, .at = a->next++};
         a->in_flight++;
         queue_info_get(a->request->ctl->queues, &a->targets[row->at], INFO_TIMEOUT_MS, on_queue_info, row);
     }
@@ -371,11 +375,12 @@ void verb_list_consumers(struct ctl_request *r)
     }
 }
 
-// A node tells the consumers of the queues it leads.
+// A node tells the consumers of the queues it leads; each worker adds those of its own, one after another.
 struct consumers {
-    struct ctl *ctl;
+    struct ctl_request *request;
     json_t *items;
     struct span queue;
+    uint32_t worker;
 };
 
 static void add_consumer(void *ctx, const struct queue_consumer_info *i)
@@ -389,20 +394,41 @@ static void add_consumer(void *ctx, const struct queue_consumer_info *i)
 static void add_queue_consumers(void *ctx, const struct broker_queue *q)
 {
     struct consumers *s = ctx;
+    struct ctl_config *c = &s->request->ctl->config;
+    struct queue_service *service = c->queues(c->ctx, s->worker);
     struct queue_info info;
     struct consensus_status status;
-    if (queue_replica_info(s->ctl->queues, q->target.group, &info, &status) && status.role == ROLE_LEADER) {
+    if (queue_replica_info(service, q->target.group, &info, &status) && status.role == ROLE_LEADER) {
         s->queue = q->name;
-        queue_replica_consumers(s->ctl->queues, q->target.group, add_consumer, s);
+        queue_replica_consumers(service, q->target.group, add_consumer, s);
     }
+}
+
+static void consumers_answer(void *arg)
+{
+    struct consumers *s = arg;
+    ctl_object(s->request, json_pack("{s:o}", "items", s->items));
+    free(s);
+}
+
+static void consumers_step(void *arg)
+{
+    struct consumers *s = arg;
+    struct ctl_config *c = &s->request->ctl->config;
+    struct broker_vhost *v = broker_vhost_find(c->broker_of(c->ctx, s->worker), span_str(request_option(s->request, "vhost", "/")));
+    if (v) {
+        broker_queue_each(v, add_queue_consumers, s);
+    }
+    s->worker++;
+    const bool is_last = s->worker == c->workers;
+    c->post(c->ctx, is_last ? 0 : s->worker, is_last ? consumers_answer : consumers_step, s);
 }
 
 void verb_local_consumers(struct ctl_request *r)
 {
-    struct broker_vhost *v = request_vhost(r);
-    if (v) {
-        struct consumers s = {.ctl = r->ctl, .items = json_array()};
-        broker_queue_each(v, add_queue_consumers, &s);
-        ctl_object(r, json_pack("{s:o}", "items", s.items));
+    if (request_vhost(r)) {
+        struct consumers *s = mem_zalloc(sizeof(*s));
+        *s = (struct consumers){.request = r, .items = json_array()};
+        consumers_step(s);
     }
 }

@@ -101,21 +101,25 @@ void verb_quorum_status(struct ctl_request *r)
     members_done(m);
 }
 
-void verb_local_member(struct ctl_request *r)
+static void on_local_member(void *ctx, const struct ctl_replica *p)
 {
+    struct ctl_request *r = ctx;
     struct ctl *c = r->ctl;
     static const char *const roles[] = {"follower", "pre_vote", "candidate", "leader"};
-    struct queue_info info;
-    struct consensus_status s;
-    uint64_t group = strtoull(request_arg(r, 0), NULL, 10);
-    if (!queue_replica_info(c->queues, group, &info, &s)) {
-        ctl_error(r, EXIT_UNAVAILABLE, "no replica of group %llu here", (unsigned long long)group);
+    if (!p->is_here) {
+        ctl_error(r, EXIT_UNAVAILABLE, "no replica of group %llu here", (unsigned long long)p->group);
         return;
     }
-    const struct member *self = config_find_node(s.config, c->config.node_id);
-    ctl_object(r, json_pack("{s:[s, s, s, I, I, I, I, I, I, i]}", "row", c->config.node_name, roles[s.role], self && self->is_voter ? "voter" : "promotable",
-                            (json_int_t)s.last, (json_int_t)s.durable, (json_int_t)s.applied, (json_int_t)s.commit, (json_int_t)s.snapshot,
-                            (json_int_t)s.term, 1));
+    const struct consensus_status *s = &p->status;
+    const struct member *self = config_find_node(s->config, c->config.node_id);
+    ctl_object(r, json_pack("{s:[s, s, s, I, I, I, I, I, I, i]}", "row", c->config.node_name, roles[s->role], self && self->is_voter ? "voter" : "promotable",
+                            (json_int_t)s->last, (json_int_t)s->durable, (json_int_t)s->applied, (json_int_t)s->commit, (json_int_t)s->snapshot,
+                            (json_int_t)s->term, 1));
+}
+
+void verb_local_member(struct ctl_request *r)
+{
+    ctl_look(r->ctl, strtoull(request_arg(r, 0), NULL, 10), 0, on_local_member, r);
 }
 
 // ---- transfer_leadership -----------------------------------------------------------------------------------------
@@ -125,34 +129,27 @@ static void on_transferred(void *ctx, json_t *answer)
     ctl_answer(ctx, answer);
 }
 
-void verb_transfer_leadership(struct ctl_request *r)
+struct transfer {
+    struct ctl_request *request;
+    struct queue_target target;
+    uint32_t node;
+};
+
+static void on_leader_known(void *ctx, const struct ctl_replica *p)
 {
+    struct transfer *t = ctx;
+    struct ctl_request *r = t->request;
     struct ctl *c = r->ctl;
-    const struct broker_queue *q = request_queue(r);
-    if (!q) {
-        return;
-    }
-    const char *to = request_arg(r, 1);
-    const struct broker_node *n = broker_node_find(c->broker, span_str(to));
-    bool is_member = false;
-    for (uint32_t i = 0; n && i < q->target.members_count; i++) {
-        is_member = is_member || q->target.members[i].node_id == n->node_id;
-    }
-    if (!is_member) {
-        ctl_error(r, EXIT_DATAERR, "Error: node '%s' has no replica of queue '%s'", to, request_arg(r, 0));
-        return;
-    }
-    struct queue_info info;
-    struct consensus_status s = {0};
-    uint32_t leader = queue_replica_info(c->queues, q->target.group, &info, &s) ? s.leader_node : 0;
+    uint32_t leader = p->is_here ? p->status.leader_node : 0;
     // Without a replica of our own any member knows who leads; the first one that is up passes it on.
-    for (uint32_t i = 0; leader == 0 && i < q->target.members_count; i++) {
-        uint32_t node = q->target.members[i].node_id;
+    for (uint32_t i = 0; leader == 0 && i < t->target.members_count; i++) {
+        uint32_t node = t->target.members[i].node_id;
         leader = host_node_is_alive(c->config.host, node) ? node : 0;
     }
     char group[32], node_id[32];
-    snprintf(group, sizeof(group), "%llu", (unsigned long long)q->target.group);
-    snprintf(node_id, sizeof(node_id), "%u", n->node_id);
+    snprintf(group, sizeof(group), "%llu", (unsigned long long)t->target.group);
+    snprintf(node_id, sizeof(node_id), "%u", t->node);
+    free(t);
     json_t *request = json_pack("{s:s, s:[s, s], s:{}}", "verb", "local_transfer", "args", group, node_id, "options");
     if (leader == c->config.node_id) {
         ctl_run(c, request, on_transferred, r);
@@ -165,26 +162,45 @@ void verb_transfer_leadership(struct ctl_request *r)
     }
 }
 
-void verb_local_transfer(struct ctl_request *r)
+void verb_transfer_leadership(struct ctl_request *r)
 {
-    struct ctl *c = r->ctl;
-    uint64_t id = strtoull(request_arg(r, 0), NULL, 10);
-    uint32_t node = (uint32_t)strtoul(request_arg(r, 1), NULL, 10);
-    struct group *g = host_group_find(c->config.host, id);
-    struct consensus_status s = {0};
-    if (g) {
-        group_status(g, &s);
-    }
-    if (g && s.role == ROLE_LEADER && node == c->config.node_id) {
-        ctl_ok(r, "the node leads the queue already");
+    const struct broker_queue *q = request_queue(r);
+    if (!q) {
         return;
     }
-    enum rc rc = g ? group_transfer(g, node) : RC_NOT_FOUND;
-    if (rc == RC_OK) {
-        ctl_ok(r, NULL);
-    } else {
-        ctl_error(r, EXIT_UNAVAILABLE, "Error: leadership was not transferred: %s", rc_text(rc));
+    const char *to = request_arg(r, 1);
+    const struct broker_node *n = broker_node_find(r->ctl->broker, span_str(to));
+    bool is_member = false;
+    for (uint32_t i = 0; n && i < q->target.members_count; i++) {
+        is_member = is_member || q->target.members[i].node_id == n->node_id;
     }
+    if (!is_member) {
+        ctl_error(r, EXIT_DATAERR, "Error: node '%s' has no replica of queue '%s'", to, request_arg(r, 0));
+        return;
+    }
+    struct transfer *t = mem_zalloc(sizeof(*t));
+    *t = (struct transfer){.request = r, .target = q->target, .node = n->node_id};
+    ctl_look(r->ctl, q->target.group, 0, on_leader_known, t);
+}
+
+static void on_local_transfer(void *ctx, const struct ctl_replica *p)
+{
+    if (p->rc == RC_OK || p->rc == RC_EXISTS) {
+        ctl_ok(ctx, p->rc == RC_EXISTS ? "the node leads the queue already" : NULL);
+    } else {
+        ctl_error(ctx, EXIT_UNAVAILABLE, "Error: leadership was not transferred: %s", rc_text(p->rc));
+    }
+}
+
+void verb_local_transfer(struct ctl_request *r)
+{
+    uint64_t id = strtoull(request_arg(r, 0), NULL, 10);
+    uint32_t node = (uint32_t)strtoul(request_arg(r, 1), NULL, 10);
+    if (node == 0) {
+        ctl_error(r, EXIT_USAGE, "no node");
+        return;
+    }
+    ctl_look(r->ctl, id, node, on_local_transfer, r);
 }
 
 // ---- delete, purge -----------------------------------------------------------------------------------------------

@@ -82,6 +82,22 @@ static void start_metadata(struct node *n)
     ctl_attach(n->ctl, w->host, w->broker, w->queues, n->metastore, n->identity.node_id);
 }
 
+// A worker has made its parts; after the last one the metadata may tell them what exists.
+static void worker_is_attached(void *arg)
+{
+    struct node *n = arg;
+    if (++n->attached == n->workers_count) {
+        start_metadata(n);
+    }
+}
+
+static void attach_worker(void *arg)
+{
+    struct node_worker *w = arg;
+    node_worker_attach(w);
+    node_post(w->node, 0, worker_is_attached, w->node);
+}
+
 static void become_member(struct node *n)
 {
     n->membership = MEMBERSHIP_MEMBER;
@@ -94,15 +110,13 @@ static void become_member(struct node *n)
         fail_start(n, "cannot open the metadata store", rc);
         return;
     }
-    for (uint32_t i = 0; i < n->workers_count; i++) {
-        rc = node_worker_attach(&n->workers[i]);
-        if (rc != RC_OK) {
-            fail_start(n, "cannot start the worker's parts", rc);
-            return;
-        }
+    // Asked before the net may bring anything for them: mailboxes keep the order.
+    for (uint32_t i = 1; i < n->workers_count; i++) {
+        node_post(n, i, attach_worker, &n->workers[i]);
     }
-    peer_net_set_upcalls(n->peers, host_net_upcalls(n->workers[0].host));
-    start_metadata(n);
+    node_worker_attach(&n->workers[0]);
+    peer_net_set_upcalls(n->peers, net_share_upcalls(n->share));
+    worker_is_attached(n);
 }
 
 static void found(struct node *n)
@@ -447,6 +461,8 @@ void member_peers_start(struct node *n)
         n->stop_requested();
         return;
     }
+    struct net_share_config share = {.net = peer_net_net(n->peers), .workers = n->workers_count, .post = node_post, .post_ctx = n};
+    n->share = net_share_create(&share);
     for (uint32_t i = 0; i < n->config.peers_count; i++) {
         const struct config_peer *p = &n->config.peers[i];
         if (strcmp(p->name, n->config.node_name) != 0 && peer_net_add(n->peers, p->name, p->address, 0, NULL) != RC_OK) {
@@ -499,7 +515,7 @@ uint64_t member_turn(struct node *n, uint64_t now)
     }
     bool is_up = true;
     for (uint32_t i = 0; i < n->workers_count; i++) {
-        is_up = is_up && n->workers[i].is_fenced;
+        is_up = is_up && atomic_load_explicit(&n->workers[i].shared_is_fenced, memory_order_relaxed);
     }
     if (is_up && n->waiting[0] != '\0') {
         n->waiting[0] = '\0';

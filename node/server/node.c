@@ -93,6 +93,21 @@ static struct amqp09 *amqp_of(void *ctx, uint32_t worker)
     return ((struct node *)ctx)->workers[worker].amqp;
 }
 
+static struct queue_service *queues_of(void *ctx, uint32_t worker)
+{
+    return ((struct node *)ctx)->workers[worker].queues;
+}
+
+static struct host *host_of(void *ctx, uint32_t worker)
+{
+    return ((struct node *)ctx)->workers[worker].host;
+}
+
+static struct broker *broker_of(void *ctx, uint32_t worker)
+{
+    return ((struct node *)ctx)->workers[worker].broker;
+}
+
 static void request_stop(void *ctx)
 {
     ((struct node *)ctx)->stop_requested();
@@ -218,6 +233,10 @@ enum rc node_start(struct node *n, struct buf *error)
         .loop = rc == RC_OK ? worker_loop(n->workers[0].worker) : NULL,
         .post = node_post,
         .amqp = amqp_of,
+        .worker_of = node_worker_of,
+        .queues = queues_of,
+        .host_of = host_of,
+        .broker_of = broker_of,
         .stop = request_stop,
         .waiting_for = waiting_for,
         .join = member_join,

@@ -8,6 +8,7 @@
 #include "consensus/host/host.h"
 #include "consensus/peer/identity.h"
 #include "consensus/peer/join.h"
+#include "consensus/peer/net_share.h"
 #include "consensus/peer/peer_net.h"
 #include "node/amqp09/amqp09.h"
 #include "node/amqp09/listener.h"
@@ -18,7 +19,7 @@
 #include "node/server/worker.h"
 #include <stdatomic.h>
 
-enum { WORKERS_MAX = 16, WAITING_BYTES = 512 };
+enum { WORKERS_MAX = FRAME_WORKERS_MAX, WAITING_BYTES = 512 };
 
 struct node;
 
@@ -33,7 +34,8 @@ struct node_worker {
     struct amqp09 *amqp;
     struct amqp09_listener *listeners[CONFIG_LISTENERS_MAX];
     uint32_t listeners_count;
-    bool is_fenced;                 // The projection has been proven fresh once: listeners are open.
+    _Atomic(struct queue_service *) shared_queues;  // The same, for the other workers (release, acquire).
+    _Atomic bool shared_is_fenced;  // The projection has been proven fresh once: listeners are open. Worker 0 looks.
     bool is_fencing;
     _Atomic uint64_t shared_turns;  // Loop turns, for the beat (relaxed).
 };
@@ -55,6 +57,7 @@ struct node {
     struct executor *cold, *meta;
     struct metastore *metastore;
     struct peer_net *peers;         // Worker 0.
+    struct net_share *share;        // All workers' way to `peers`.
     struct ctl *ctl;
     struct node_worker workers[WORKERS_MAX];
     uint32_t workers_count;
@@ -62,6 +65,7 @@ struct node {
 
     // Worker 0:
     enum membership membership;
+    uint32_t attached;              // Workers that have made their parts.
     bool is_founder;
     struct config meta_config;      // Initial one, to start the metadata group with.
     char via[PEER_NAME_MAX + 1];    // Whom we asked to let us in.
@@ -85,7 +89,7 @@ MUST_USE enum rc node_open_metastore(struct node *n);
 
 // node_worker.c
 uint64_t node_worker_turn(void *ctx);
-MUST_USE enum rc node_worker_attach(struct node_worker *w);  // The node is a member: makes its parts. That worker.
+void node_worker_attach(struct node_worker *w);  // The node is a member: makes its parts. That worker.
 void node_worker_close(struct node_worker *w);               // Closes listeners and handles. That worker.
 uint32_t node_worker_of(void *ctx, uint64_t group);
 void node_post(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);

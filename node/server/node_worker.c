@@ -31,7 +31,17 @@ const struct store_group *node_recovered(void *ctx, uint64_t group)
 static struct queue_service *peer_service(void *ctx, uint32_t worker)
 {
     struct node *n = ctx;
-    return n->workers[worker].queues;
+    return atomic_load_explicit(&n->workers[worker].shared_queues, memory_order_acquire);
+}
+
+static uint32_t host_worker_of(void *ctx, uint64_t group)
+{
+    return node_worker_of(((struct node_worker *)ctx)->node, group);
+}
+
+static void pass_on(void *ctx, uint32_t worker, uint32_t from, enum net_lane lane, uint16_t type, struct span envelope, struct span raw)
+{
+    net_share_pass_on(((struct node_worker *)ctx)->node->share, worker, from, lane, type, envelope, raw);
 }
 
 static void submit_to_wal(void *ctx, struct wal_submission *s)
@@ -40,7 +50,7 @@ static void submit_to_wal(void *ctx, struct wal_submission *s)
     wal_thread_submit(w->node->wal, w->number, s);
 }
 
-// Every worker has moved what counts in the file; each host says so, the last one lets it go.
+// Every worker has moved what counts in the file; the last one's host says so.
 static void retire_wal_file(void *ctx, uint64_t file_seq)
 {
     struct node_worker *w = ctx;
@@ -80,7 +90,7 @@ static void make_amqp(struct node_worker *w)
     w->amqp = amqp09_create(&c);
 }
 
-enum rc node_worker_attach(struct node_worker *w)
+void node_worker_attach(struct node_worker *w)
 {
     struct node *n = w->node;
     uint64_t seed;
@@ -91,7 +101,9 @@ enum rc node_worker_attach(struct node_worker *w)
         .clock = env_system_clock(),
         .rng_seed = seed,
         .store = n->store,
-        .net = peer_net_net(n->peers),
+        .net = net_share_net(n->share, w->number),
+        .worker_of = host_worker_of,
+        .pass_on = pass_on,
         .cold = executor_port(n->cold, w->number),
         .wal_submit = submit_to_wal,
         .wal_submit_ctx = w,
@@ -101,7 +113,7 @@ enum rc node_worker_attach(struct node_worker *w)
     w->host = host_create(&h);
     struct queue_service_config q = {
         .host = w->host,
-        .net = peer_net_net(n->peers),
+        .net = host_net(w->host),
         .node_id = n->identity.node_id,
         .incarnation = n->identity.incarnation,
         .worker = w->number,
@@ -113,6 +125,7 @@ enum rc node_worker_attach(struct node_worker *w)
         .consumer_disconnected_timeout_ms = n->config.consumer_disconnected_timeout_ms,
     };
     w->queues = queue_service_create(&q);
+    atomic_store_explicit(&w->shared_queues, w->queues, memory_order_release);
     struct broker_config b = {
         .worker = w->number,
         .node_id = n->identity.node_id,
@@ -131,7 +144,7 @@ enum rc node_worker_attach(struct node_worker *w)
     w->broker = broker_create(&b);
     metastore_subscribe(n->metastore, w->number, broker_subscriber(w->broker));
     make_amqp(w);
-    return RC_OK;
+    net_share_listen(n->share, w->number, host_net_upcalls(w->host));
 }
 
 // ---- opening -----------------------------------------------------------------------------------------------------
@@ -175,7 +188,7 @@ static void on_fenced(void *ctx, const struct meta_result *r)
     if (r->rc != RC_OK) {
         return;  // The turn tries again.
     }
-    w->is_fenced = true;
+    atomic_store_explicit(&w->shared_is_fenced, true, memory_order_relaxed);
     drop_deleted_groups(w);
     open_listeners(w);
 }
@@ -183,7 +196,7 @@ static void on_fenced(void *ctx, const struct meta_result *r)
 // Listeners open once the projection is loaded and a majority has proven it fresh.
 static void open_when_ready(struct node_worker *w)
 {
-    if (!w->is_fenced && !w->is_fencing && broker_is_loaded(w->broker)) {
+    if (!atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed) && !w->is_fencing && broker_is_loaded(w->broker)) {
         w->is_fencing = true;
         metastore_fence(w->node->metastore, w->number, 10000, on_fenced, w);
     }
@@ -202,6 +215,9 @@ uint64_t node_worker_turn(void *ctx)
     struct node *n = w->node;
     atomic_fetch_add_explicit(&w->shared_turns, 1, memory_order_relaxed);
     uint64_t next = UINT64_MAX;
+    if (w->number == 0 && n->share) {
+        net_share_begin(n->share);
+    }
     if (w->host) {
         amqp09_turn_begin(w->amqp);
         for (struct wal_submission *s; (s = wal_thread_poll(n->wal, w->number)) != NULL;) {
@@ -213,7 +229,11 @@ uint64_t node_worker_turn(void *ctx)
         queue_service_turn(w->queues);
         next = earlier(next, host_turn(w->host));
         next = earlier(next, queue_service_turn(w->queues));
-        host_net(w->host)->flush(host_net(w->host));
+        if (w->number == 0) {
+            net_share_flush(n->share);
+        } else {
+            host_net(w->host)->flush(host_net(w->host));
+        }
         next = earlier(next, amqp09_turn_end(w->amqp));
         for (uint32_t i = 0; i < w->listeners_count; i++) {
             next = earlier(next, amqp09_listener_flush(w->listeners[i]));
