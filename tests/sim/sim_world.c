@@ -358,7 +358,9 @@ static void on_found(void *ctx, const struct store_group *g)
     f->has[slot] = true;
     f->groups[slot] = *g;
     struct term_run *runs = mem_alloc((g->runs_count + 1) * sizeof(*runs));
-    memcpy(runs, g->runs, g->runs_count * sizeof(*runs));
+    for (uint32_t i = 0; i < g->runs_count; i++) {
+        runs[i] = g->runs[i];
+    }
     f->groups[slot].runs = runs;
     sim_check_recovered(f->node, g);
 }
