@@ -331,6 +331,30 @@ START_TEST(a_truncation_while_a_segment_is_written_wins)
 }
 END_TEST
 
+START_TEST(a_segment_stays_until_the_truncation_that_emptied_it_is_durable)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 100, 30);
+    roll_file(&fx);
+    append(&fx, GROUPS_MAX, 1, 10);
+    settle(&fx);
+    request_snapshot(GROUPS_MAX, fx.models[GROUPS_MAX].last);  // Nothing but group 1 is in the first segment now.
+    truncate_from(&fx, 1, 1);
+    for (int i = 0; i < 3; i++) {
+        flush(&fx);
+        while (step_job(&fx, 0)) {
+        }
+    }
+    crash_and_check(&fx, NULL);  // The truncate record was not written.
+    ck_assert_uint_eq(fx.models[1].last, 30);
+    truncate_from(&fx, 1, 1);
+    settle(&fx);
+    ck_assert(!sim_disk_exists(fx.disk, "seg/seg-0000000000000001"));
+    crash_and_check(&fx, NULL);
+    ck_assert_uint_eq(fx.models[1].last, 0);
+}
+END_TEST
+
 START_TEST(a_configuration_in_a_retired_file_is_recovered)
 {
     fx.models[1].snapshots_refused = true;
@@ -783,6 +807,7 @@ int main(void)
     tcase_add_test(t, a_vote_outlives_the_file_it_was_written_in);
     tcase_add_test(t, a_truncation_outlives_the_file_it_was_written_in);
     tcase_add_test(t, a_truncation_while_a_segment_is_written_wins);
+    tcase_add_test(t, a_segment_stays_until_the_truncation_that_emptied_it_is_durable);
     tcase_add_test(t, a_configuration_in_a_retired_file_is_recovered);
     tcase_add_test(t, a_deleted_group_stays_deleted_and_its_segments_go);
     tcase_add_test(t, a_snapshot_is_kept_while_it_is_being_sent);
