@@ -108,6 +108,7 @@ struct sim_node {
     struct buf pending_cuts;  // sim_check.c: truncations handed to the WAL and not yet durable.
     void *machines[SIM_GROUPS_MAX];
     struct group *groups[SIM_GROUPS_MAX];
+    uint64_t replicas[SIM_GROUPS_MAX];     // Which replica of the group lives here; 0 none. (What the metastore would know.)
     struct sim_shadow shadows[SIM_GROUPS_MAX];
     uint64_t commit_seen[SIM_GROUPS_MAX];  // In this life.
     uint64_t term_seen[SIM_GROUPS_MAX];

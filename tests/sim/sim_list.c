@@ -473,13 +473,17 @@ static bool list_is_settled(struct sim *s)
             continue;
         }
         is_all = is_all && at <= g->committed;
-        for (uint32_t k = 0; k < s->nodes_count; k++) {
-            const struct machine *m = s->nodes[k].machines[i];
-            is_all = is_all && (m == NULL || m->state.index == g->committed);
-        }
         struct sim_node *n;
         struct consensus_status st;
         struct group *leader = find_leader(s, i, &n);
+        is_all = is_all && leader != NULL;
+        if (leader) {
+            group_status(leader, &st);
+            for (uint32_t k = 0; k < st.config->count; k++) {
+                const struct machine *m = s->nodes[st.config->members[k].node_id - 1].machines[i];
+                is_all = is_all && m != NULL && m->state.index == g->committed;
+            }
+        }
         if (leader && at > g->committed) {
             group_status(leader, &st);
             if (st.last < at || st.term > x->final_term[i]) {

@@ -422,29 +422,33 @@ static bool node_open(struct sim_node *n, struct found *found)
     return true;
 }
 
+static void node_add_group(struct sim_node *n, uint32_t slot, const struct store_group *recovered)
+{
+    struct sim *s = n->sim;
+    struct sim_group *g = &s->groups[slot];
+    n->machines[slot] = s->app->machine_create(s, n, g->id);
+    const struct group_spec spec = {
+        .group = g->id,
+        .engine = g->initial.count > 1 ? "raft" : "solo",
+        .replica_id = n->replicas[slot],
+        .initial = g->initial,
+        .recovered = recovered,
+        .fsm = s->app->fsm,
+        .fsm_ctx = n->machines[slot],
+        .campaign_at_once = recovered == NULL && g->initial.members[0].node_id == n->id && n->incarnation == 1,
+    };
+    const enum rc rc = host_group_add(n->host, &spec, &n->groups[slot]);
+    if (rc != RC_OK) {
+        sim_violation(s, "node %u group %llu: not added: %s", n->id, (unsigned long long)g->id, rc_text(rc));
+    }
+}
+
 static void node_groups(struct sim_node *n, struct found *found)
 {
     struct sim *s = n->sim;
     for (uint32_t i = 0; i < s->groups_count; i++) {
-        struct sim_group *g = &s->groups[i];
-        const struct member *me = config_find_node(&g->initial, n->id);
-        if (me == NULL) {
-            continue;
-        }
-        n->machines[i] = s->app->machine_create(s, n, g->id);
-        const struct group_spec spec = {
-            .group = g->id,
-            .engine = g->initial.count > 1 ? "raft" : "solo",
-            .replica_id = me->replica_id,
-            .initial = g->initial,
-            .recovered = found->has[i] ? &found->groups[i] : NULL,
-            .fsm = s->app->fsm,
-            .fsm_ctx = n->machines[i],
-            .campaign_at_once = !found->has[i] && g->initial.members[0].node_id == n->id && n->incarnation == 1,
-        };
-        const enum rc rc = host_group_add(n->host, &spec, &n->groups[i]);
-        if (rc != RC_OK) {
-            sim_violation(s, "node %u group %llu: not added: %s", n->id, (unsigned long long)g->id, rc_text(rc));
+        if (n->replicas[i] != 0) {
+            node_add_group(n, i, found->has[i] ? &found->groups[i] : NULL);
         }
     }
 }
@@ -726,6 +730,61 @@ static void fault_transfer(struct sim *s, void *arg, uint64_t number)
     sim_at(s, sim_range(s, 1, 2 * s->faults.transfer_every), fault_transfer, NULL, 0);
 }
 
+// One step of moving a group to other nodes: a learner joins, is promoted, and somebody leaves. One that has left is not told:
+// its replica stays and must do no harm (P19).
+static struct member_change draw_change(struct sim *s, uint32_t slot, const struct config *c, uint32_t leader_node)
+{
+    struct member_change change = {0};
+    for (uint32_t i = 0; i < c->count; i++) {
+        if (!c->members[i].is_voter) {
+            change = (struct member_change){.kind = MEMBER_PROMOTE, .member = c->members[i]};
+            return change;
+        }
+    }
+    const struct member *m = &c->members[rng_below(&s->rng, c->count)];
+    if (config_voters(c) > s->groups[slot].initial.count && m->node_id != leader_node) {
+        change = (struct member_change){.kind = MEMBER_REMOVE, .member = *m};
+        return change;
+    }
+    struct sim_node *n = any_node(s);
+    if (n->is_up && n->replicas[slot] == 0) {
+        n->replicas[slot] = s->groups[slot].next_replica++;
+        node_add_group(n, slot, NULL);
+        sim_node_wake(n, 0);
+        change.kind = MEMBER_ADD_LEARNER;
+        change.member = (struct member){.replica_id = n->replicas[slot], .node_id = n->id};
+    }
+    return change;
+}
+
+static void fault_members(struct sim *s, void *arg, uint64_t number)
+{
+    (void)arg;
+    (void)number;
+    if (s->is_calm) {
+        return;
+    }
+    struct sim_node *n = NULL;
+    const uint32_t slot = (uint32_t)rng_below(&s->rng, s->groups_count);
+    struct group *g = a_leader(s, slot, &n);
+    if (g) {
+        struct consensus_status st;
+        struct config c;
+        group_status(g, &st);
+        config_copy(&c, st.config);
+        const struct member_change change = draw_change(s, slot, &c, n->id);
+        if (change.member.replica_id != 0) {
+            const enum rc rc = group_change_members(g, &change);
+            sim_log(s, "node %u: group %llu: change %d of replica %llu: %s", n->id, (unsigned long long)group_id(g),
+                    change.kind, (unsigned long long)change.member.replica_id, rc_text(rc));
+            s->counters.member_changes += rc == RC_OK;
+            sim_node_wake(n, 0);
+            sim_check_node(n);
+        }
+    }
+    sim_at(s, sim_range(s, 1, 2 * s->faults.member_change_every), fault_members, NULL, 0);
+}
+
 static void fault_step_down(struct sim *s, void *arg, uint64_t number)
 {
     (void)arg;
@@ -769,6 +828,7 @@ static void draw_faults(struct sim *s)
         .pause_every = maybe(s, 4, sim_range(s, 500 * SIM_MS, 3 * SIM_S)),
         .transfer_every = maybe(s, 3, sim_range(s, 50 * SIM_MS, SIM_S)),
         .step_down_every = maybe(s, 6, sim_range(s, 300 * SIM_MS, 2 * SIM_S)),
+        .member_change_every = maybe(s, 3, sim_range(s, 50 * SIM_MS, 500 * SIM_MS)),
     };
 }
 
@@ -816,6 +876,10 @@ void sim_init(struct sim *s, uint64_t seed, const struct sim_app *app)
 void sim_start(struct sim *s)
 {
     for (uint32_t i = 0; i < s->nodes_count; i++) {
+        for (uint32_t k = 0; k < s->groups_count; k++) {
+            const struct member *m = config_find_node(&s->groups[k].initial, s->nodes[i].id);
+            s->nodes[i].replicas[k] = m ? m->replica_id : 0;
+        }
         sim_node_start(&s->nodes[i]);
     }
     const struct {
@@ -824,7 +888,7 @@ void sim_start(struct sim *s)
     } faults[] = {
         {s->faults.crash_every, fault_crash},         {s->faults.partition_every, fault_partition},
         {s->faults.pause_every, fault_pause},         {s->faults.transfer_every, fault_transfer},
-        {s->faults.step_down_every, fault_step_down},
+        {s->faults.step_down_every, fault_step_down}, {s->faults.member_change_every, fault_members},
     };
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         if (faults[i].every > 0) {
