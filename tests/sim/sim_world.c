@@ -828,7 +828,7 @@ static void draw_faults(struct sim *s)
         .pause_every = maybe(s, 4, sim_range(s, 500 * SIM_MS, 3 * SIM_S)),
         .transfer_every = maybe(s, 3, sim_range(s, 50 * SIM_MS, SIM_S)),
         .step_down_every = maybe(s, 6, sim_range(s, 300 * SIM_MS, 2 * SIM_S)),
-        .member_change_every = maybe(s, 3, sim_range(s, 50 * SIM_MS, 500 * SIM_MS)),
+        .member_change_every = s->nodes_count == 5 ? maybe(s, 2, sim_range(s, 20 * SIM_MS, 300 * SIM_MS)) : 0,
     };
 }
 
