@@ -15,3 +15,10 @@ else
 	$(B)/sim --seeds $(SEEDS) $(if $(FIRST),--first $(FIRST)) $(if $(JOBS),--jobs $(JOBS))
 endif
 
+
+# ---- load ----------------------------------------------------------------------------------------------------
+$(eval $(call archive_rule,tests/tools))
+LOAD_LIBS := $(B)/lib/tests-tools.a $(foreach d,proto/amqp09 node/base,$(B)/lib/$(subst /,-,$(d)).a)
+$(B)/warren-load: $(LOAD_LIBS)
+	$(CC) $(LDFLAGS_ALL) -o $@ -Wl,--whole-archive $(B)/lib/tests-tools.a -Wl,--no-whole-archive $(LOAD_LIBS) $(LIBS_ALL)
+test-programs: $(B)/warren-load
