@@ -168,6 +168,33 @@ START_TEST(unroutable_is_acked_and_returned_first_if_mandatory)
 }
 END_TEST
 
+START_TEST(a_header_taken_but_too_large_to_be_returned_closes_the_channel)
+{
+    struct amqp09_config config = client_config();
+    t->chop = (size_t)_i;
+    client_start(t, &config, true);
+    client_login(t, "u", true);
+    client_tune_and_open(t, 2047, 8192, 60);
+    client_channel(t, 1);
+    struct buf headers = {0}, raw = {0};
+    static char value[8192];
+    // 12 fixed + 2 flags + 4 length + 2 key + 5 head + value = 8192: eight more than we send.
+    memset(value, 'v', 8192 - 25);
+    table_put_text(&headers, "k", value);
+    content_properties_put(&raw, &(struct content_properties){.flags = PROPERTY_HEADERS,
+                                                               .headers = buf_span(&headers)});
+    amqp_send_basic_publish(
+        &t->in, 1, &(struct amqp_basic_publish){.exchange = span_str("nowhere"), .mandatory = true});
+    content_frames_put(&t->in, 1, 0, buf_span(&raw), span_of(NULL, 0));
+    client_flush(t);
+    struct amqp_method m = EXPECT(t, 1, CHANNEL_CLOSE);
+    ck_assert_uint_eq(m.channel_close.reply_code, 311);
+    buf_deinit(&headers);
+    buf_deinit(&raw);
+    end();
+}
+END_TEST
+
 START_TEST(confirms_of_a_turn_are_one_frame)
 {
     begin(_i);
@@ -1266,6 +1293,7 @@ int main(void)
     ADD(a_message_reaches_the_queue_with_all_it_carries);
     ADD(bodies_of_many_frames_arrive_whole_and_interleaved_with_other_channels);
     ADD(unroutable_is_acked_and_returned_first_if_mandatory);
+    ADD(a_header_taken_but_too_large_to_be_returned_closes_the_channel);
     ADD(confirms_of_a_turn_are_one_frame);
     ADD(a_message_to_several_queues_is_confirmed_when_all_have_it);
     ADD(a_refusal_by_any_queue_is_one_nack);
