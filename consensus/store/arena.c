@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Problem: record bodies must lie in memory until they are durable, and for a while longer for consumers and followers,
-// within a budget; and a turn's records must reach the WAL without a copy or an allocation for each.
-// Idea: all groups of a worker append into one chunk after another, so that a turn is one or few contiguous ranges.
-// Memory is given back by chunk, oldest first, and only once the WAL has told where the bytes lie on disk.
+// Problem: record bodies must lie in memory until they are durable, and for a while longer for consumers and
+// followers, within a budget; and a turn's records must reach the WAL without a copy or an allocation for
+// each. Idea: all groups of a worker append into one chunk after another, so that a turn is one or few
+// contiguous ranges. Memory is given back by chunk, oldest first, and only once the WAL has told where the
+// bytes lie on disk.
 //
 // Invariants
 // - pinned: the current chunk and every chunk not wholly durable. A pinned chunk has memory and stays.
-// - a chunk that is not pinned and has no references is freed at once, unless it is a recovered file being filled.
-// - memory given back stays readable until the turn after (graves): spans are borrowed until the end of the turn.
+// - a chunk that is not pinned and has no references is freed at once, unless it is a recovered file being
+// filled.
+// - memory given back stays readable until the turn after (graves): spans are borrowed until the end of the
+// turn.
 #include "consensus/store/arena.h"
 #include "node/base/limits.h"
 #include <stdlib.h>
@@ -23,8 +26,8 @@ void arena_init(struct arena *a, uint64_t budget, uint64_t wal_file_bytes)
 {
     assert(budget > 0);
     *a = (struct arena){.budget = budget};
-    // A small budget needs small chunks, or one chunk would be all of it; a small WAL file needs short ranges, because
-    // a range is never split over two files.
+    // A small budget needs small chunks, or one chunk would be all of it; a small WAL file needs short
+    // ranges, because a range is never split over two files.
     a->chunk_bytes = clamp_u32((budget / 16) & ~(uint64_t)7, CHUNK_BYTES_MIN, LIMIT_CHUNK_BYTES);
     a->range_bytes = clamp_u32(wal_file_bytes / 16, 4 << 10, LIMIT_CHUNK_BYTES);
     list_init(&a->memory);
@@ -68,7 +71,7 @@ void arena_deinit(struct arena *a)
     list_init(&a->memory);
 }
 
-// ---- chunks ----------------------------------------------------------------------------------------------------
+// ---- chunks -------------------------------------------------------------------------------------
 
 struct chunk *arena_chunk(const struct arena *a, uint64_t ref)
 {
@@ -179,7 +182,7 @@ void arena_ref_drop(struct arena *a, uint64_t ref)
     }
 }
 
-// ---- laying down -----------------------------------------------------------------------------------------------
+// ---- laying down --------------------------------------------------------------------------------
 
 static void pending_add(struct arena *a, struct chunk *c, uint32_t start, uint32_t len)
 {
@@ -237,9 +240,10 @@ void arena_undo(struct arena *a, uint32_t size, uint64_t ref)
     chunk_settle(a, c);
 }
 
-// ---- durability and eviction -----------------------------------------------------------------------------------
+// ---- durability and eviction --------------------------------------------------------------------
 
-void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t file_seq, uint64_t file_offset)
+void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t file_seq,
+                         uint64_t file_offset)
 {
     struct chunk *c = r->chunk;
     assert(c->durable == r->start);

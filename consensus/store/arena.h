@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The memtable of one worker: arena chunks into which all its groups lay down records one after another.
 //
-// A record is named by {chunk id, offset}. A chunk with memory is read directly; one whose memory was given back still
-// knows in which WAL file each piece of it lies. A chunk goes away when no record in it is referred to any more.
-// Owner thread: the worker's. No I/O.
+// A record is named by {chunk id, offset}. A chunk with memory is read directly; one whose memory was given
+// back still knows in which WAL file each piece of it lies. A chunk goes away when no record in it is
+// referred to any more. Owner thread: the worker's. No I/O.
 #pragma once
 #include "consensus/wal/wal.h"
 #include "node/base/list.h"
@@ -26,16 +26,16 @@ struct piece {
 };
 
 struct chunk {
-    struct list link;    // In arena.memory while it has memory.
-    uint8_t *mem;        // NULL: evicted, or recovered and never in memory.
+    struct list link;  // In arena.memory while it has memory.
+    uint8_t *mem;      // NULL: evicted, or recovered and never in memory.
     uint32_t id;
-    uint32_t cap;        // Bytes of mem.
+    uint32_t cap;  // Bytes of mem.
     uint32_t used;
-    uint32_t durable;    // Bytes known durable; a prefix, because submissions complete in order.
-    uint32_t refs;       // Records referred to from windows.
+    uint32_t durable;  // Bytes known durable; a prefix, because submissions complete in order.
+    uint32_t refs;     // Records referred to from windows.
     uint32_t pieces_count;
     uint32_t pieces_cap;
-    bool is_pinned;      // Is the current chunk, or not wholly durable: must keep its memory and stay.
+    bool is_pinned;  // Is the current chunk, or not wholly durable: must keep its memory and stay.
     struct piece *pieces;
 };
 
@@ -46,22 +46,24 @@ struct arena_range {
     uint32_t len;
 };
 
-enum { ARENA_POOL = 4 };  // Chunks of normal size kept for reuse: the steady state of a full memtable needs no malloc.
+enum {
+    ARENA_POOL = 4
+};  // Chunks of normal size kept for reuse: the steady state of a full memtable needs no malloc.
 
 struct arena {
-    struct chunk **table;    // By id - table_base; NULL where the chunk is gone.
+    struct chunk **table;  // By id - table_base; NULL where the chunk is gone.
     uint32_t table_base;
     uint32_t table_len;
     uint32_t table_cap;
-    uint32_t table_gone;     // NULLs at the front.
-    struct chunk *current;   // NULL before the first record.
-    struct list memory;      // struct chunk with memory, oldest first.
+    uint32_t table_gone;    // NULLs at the front.
+    struct chunk *current;  // NULL before the first record.
+    struct list memory;     // struct chunk with memory, oldest first.
     uint64_t budget;
-    uint64_t bytes;          // Memory of chunks.
-    uint64_t pinned_bytes;   // The part of it that cannot be given back now.
+    uint64_t bytes;           // Memory of chunks.
+    uint64_t pinned_bytes;    // The part of it that cannot be given back now.
     uint64_t unsynced_bytes;  // Laid down and not durable.
     uint32_t chunk_bytes;
-    uint32_t range_bytes;    // Longest range handed to the WAL unless it is one record.
+    uint32_t range_bytes;  // Longest range handed to the WAL unless it is one record.
     struct arena_range *pending;
     uint32_t pending_count;
     uint32_t pending_cap;
@@ -71,7 +73,7 @@ struct arena {
     struct grave {
         uint8_t *mem;
         uint32_t cap;
-    } *graves;
+    } * graves;
     uint32_t graves_count;
     uint32_t graves_cap;
     uint64_t graves_bytes;
@@ -79,8 +81,8 @@ struct arena {
 
 void arena_init(struct arena *a, uint64_t budget, uint64_t wal_file_bytes);
 void arena_deinit(struct arena *a);
-// Room for one record of `size` bytes (multiple of 8), as the newest of this arena. `*ref` names it. The chunk does not
-// count a reference yet: arena_ref_add.
+// Room for one record of `size` bytes (multiple of 8), as the newest of this arena. `*ref` names it. The
+// chunk does not count a reference yet: arena_ref_add.
 uint8_t *arena_alloc(struct arena *a, uint32_t size, uint64_t *ref);
 // Takes the last allocation back (its sum turned out wrong).
 void arena_undo(struct arena *a, uint32_t size, uint64_t ref);
@@ -105,7 +107,8 @@ static inline const uint8_t *arena_ptr(const struct arena *a, uint64_t ref)
 const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *offset_out);
 
 // A range came back from the WAL.
-void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t file_seq, uint64_t file_offset);
+void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t file_seq,
+                         uint64_t file_offset);
 // End of a turn: frees what was given back in the turn before, gives back what is over budget.
 void arena_turn(struct arena *a);
 static inline bool arena_is_over_budget(const struct arena *a)

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The checkpoint `seg/groups-<seq>`: what is known of every group as of the retirement of WAL file `seq`, so that nothing in
-// older WAL files matters any more. Replaced as a whole at each retirement; a group that is not in it did not exist then.
+// The checkpoint `seg/groups-<seq>`: what is known of every group as of the retirement of WAL file `seq`, so
+// that nothing in older WAL files matters any more. Replaced as a whole at each retirement; a group that is
+// not in it did not exist then.
 //
-// The file is a stream cut into pages of 4 KiB, each {crc over the rest, used bytes, bytes}. Stream: header {magic, version,
-// seq, count}, then `count` lines of {fixed part, encoded config of the snapshot}.
+// The file is a stream cut into pages of 4 KiB, each {crc over the rest, used bytes, bytes}. Stream: header
+// {magic, version, seq, count}, then `count` lines of {fixed part, encoded config of the snapshot}.
 #include "consensus/store/core.h"
 #include "node/base/reader.h"
 #include <stdio.h>
@@ -28,7 +29,8 @@ void checkpoint_add(struct buf *to, const struct glog *g, uint64_t dense_last)
     buf_u64(to, s == NULL ? 0 : s->term);
     buf_u64(to, dense_last);
     buf_u64(to, g->segment_floor);
-    buf_u8(to, (uint8_t)((s != NULL && s->live_count > 0 ? FLAG_HAS_LIVE : 0) | (g->is_amnesiac ? FLAG_AMNESIAC : 0)));
+    buf_u8(to, (uint8_t)((s != NULL && s->live_count > 0 ? FLAG_HAS_LIVE : 0) |
+                         (g->is_amnesiac ? FLAG_AMNESIAC : 0)));
     buf_u64(to, s == NULL ? 0 : s->config_index);
     buf_str16(to, s == NULL ? (struct span){0} : span_of(s->config, s->config_len));
 }
@@ -100,7 +102,8 @@ static bool pages_join(uint8_t *bytes, size_t *len)
     return is_whole;
 }
 
-enum rc checkpoint_read(struct disk *d, uint64_t seq, void (*each)(void *ctx, const struct checkpoint_line *l), void *ctx)
+enum rc checkpoint_read(struct disk *d, uint64_t seq,
+                        void (*each)(void *ctx, const struct checkpoint_line *l), void *ctx)
 {
     char name[SEGMENT_PATH_MAX], path[SEGMENT_PATH_MAX + 8];
     checkpoint_name(seq, name, sizeof(name));

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Problem: a cold backlog must drain at the disk's speed although it is read in small jobs, entry by entry, and a single
-// read far away must stay cheap. Idea: one read-ahead buffer that outlives the job; each read that goes on where the last
-// one ended doubles the amount read, a jump starts small again.
+// Problem: a cold backlog must drain at the disk's speed although it is read in small jobs, entry by entry,
+// and a single read far away must stay cheap. Idea: one read-ahead buffer that outlives the job; each read
+// that goes on where the last one ended doubles the amount read, a jump starts small again.
 //
-// The buffer may hold what was in a file before it was written further: a record that does not check is read once more
-// from the file before it is called corrupt. File numbers are never reused, so a buffer is never of another file.
+// The buffer may hold what was in a file before it was written further: a record that does not check is read
+// once more from the file before it is called corrupt. File numbers are never reused, so a buffer is never of
+// another file.
 #include "consensus/store/cold.h"
 #include <stdlib.h>
 
@@ -131,7 +132,7 @@ enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint6
     return rc;
 }
 
-// ---- offset arrays -------------------------------------------------------------------------------------------------
+// ---- offset arrays ------------------------------------------------------------------------------
 
 static enum rc page_read(struct cold *c, uint64_t seq, uint64_t number, const struct cold_page **out)
 {

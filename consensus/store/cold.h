@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading records from WAL files and segments, verified, with read-ahead. One per worker; used only inside jobs, which
-// the executor runs in order, so it belongs to the cold thread of the moment.
+// Reading records from WAL files and segments, verified, with read-ahead. One per worker; used only inside
+// jobs, which the executor runs in order, so it belongs to the cold thread of the moment.
 #pragma once
 #include "consensus/store/segment.h"
 #include "consensus/wal/wal.h"
@@ -8,7 +8,7 @@
 enum {
     COLD_AHEAD_MIN = 16 << 10,
     COLD_AHEAD_MAX = 1 << 20,
-    COLD_PAGES = 64,             // Pages of offset arrays kept: 1 MiB a worker.
+    COLD_PAGES = 64,  // Pages of offset arrays kept: 1 MiB a worker.
     COLD_PAGE_BYTES = 16 << 10,
 };
 
@@ -27,14 +27,14 @@ struct cold_page {
 
 struct cold {
     struct disk *disk;
-    struct cold_file open;      // Of `file`.
-    struct disk_file *file;     // Only within a job.
-    uint8_t *buf;               // Read-ahead.
+    struct cold_file open;   // Of `file`.
+    struct disk_file *file;  // Only within a job.
+    uint8_t *buf;            // Read-ahead.
     size_t buf_cap;
     size_t buf_len;
-    uint64_t buf_pos;           // File position of buf[0].
+    uint64_t buf_pos;  // File position of buf[0].
     struct cold_file buf_file;
-    size_t ahead;               // Next read.
+    size_t ahead;  // Next read.
     struct cold_page pages[COLD_PAGES];
 };
 
@@ -42,9 +42,9 @@ void cold_init(struct cold *c, struct disk *disk);
 void cold_deinit(struct cold *c);
 // Ends a job: closes the file, gives back an oversized buffer.
 void cold_end(struct cold *c);
-// The record at `position`, its sum checked, and that it is (group, index) if `index` is not 0. Borrowed until the next
-// call. RC_CORRUPT, RC_IO, RC_NO_FILE.
-MUST_USE enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint64_t group, uint64_t index,
-                             struct record_disk *r, struct span *out);
+// The record at `position`, its sum checked, and that it is (group, index) if `index` is not 0. Borrowed
+// until the next call. RC_CORRUPT, RC_IO, RC_NO_FILE.
+MUST_USE enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint64_t group,
+                             uint64_t index, struct record_disk *r, struct span *out);
 // File position of `index` in a run. RC_NOT_FOUND: the run has a hole there.
 MUST_USE enum rc cold_run_position(struct cold *c, const struct run *run, uint64_t index, uint64_t *position);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Inside of the store: what its files share. store.h is the contract; README.md tells the files in reading order.
+// Inside of the store: what its files share. store.h is the contract; README.md tells the files in reading
+// order.
 #pragma once
 #include "consensus/store/arena.h"
 #include "consensus/store/cold.h"
@@ -9,12 +10,13 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-// RECORD_TRUNCATE with this flag: a snapshot up to index - 1 was installed; the log before it is void as a whole.
+// RECORD_TRUNCATE with this flag: a snapshot up to index - 1 was installed; the log before it is void as a
+// whole.
 #define RECORD_FLAG_INSTALLED 1u
 // RECORD_SNAPSHOT with this flag: part of the header (config, live set), not of the machine's state.
 #define RECORD_FLAG_HEADER 1u
 
-// ---- a published snapshot ------------------------------------------------------------------------------------------
+// ---- a published snapshot -----------------------------------------------------------------------
 
 // Index, place and live set are one value: immutable once published, replaced as a whole. Owner: its glog.
 struct snapshot {
@@ -24,15 +26,16 @@ struct snapshot {
     uint64_t position;        // Of chunk 0 in the segment.
     uint64_t bytes;           // Of all chunks.
     uint32_t chunks;
-    uint32_t live_count;      // Ranges.
+    uint32_t live_count;  // Ranges.
     uint64_t live_entries;
     uint64_t config_index;
     uint32_t config_len;
-    uint8_t *config;          // config_encode; behind the ranges in the same allocation.
+    uint8_t *config;  // config_encode; behind the ranges in the same allocation.
     struct live_range live[];
 };
 // `live`: struct live_range one after another. Counts a reference to `segment`.
-struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config, struct span live);
+struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config,
+                                 struct span live);
 void snapshot_config(const struct snapshot *s, struct config *out);
 bool snapshot_is_live(const struct snapshot *s, uint64_t index);
 // Number of live indexes in first..last.
@@ -46,34 +49,34 @@ struct snapshot_header {
     uint64_t state_bytes;  // Payload bytes of the state's chunks.
     uint32_t chunks;       // Header chunks included.
     struct config config;
-    struct buf live;       // struct live_range; owned.
+    struct buf live;  // struct live_range; owned.
 };
 void snapshot_header_encode(const struct snapshot_header *h, struct buf *to);
 MUST_USE enum rc snapshot_header_decode(struct span bytes, struct snapshot_header *out);
 
 // Puts a whole record (sum, padding) behind `to`.
-void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, uint16_t kind, uint16_t flags, uint32_t aux,
-                struct span payload);
+void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, uint16_t kind, uint16_t flags,
+                uint32_t aux, struct span payload);
 
-// ---- a group's log -----------------------------------------------------------------------------------------------
+// ---- a group's log ------------------------------------------------------------------------------
 
 struct receive;  // snapshot_transfer.c
 
 // Owner thread: the worker's. The window holds references to what is not yet in segments: a ring over
-// window_first .. window_first + window_count - 1, whose end is `last` unless it is empty. Indexes at or below the
-// snapshot that are not live are REF_NONE in it.
+// window_first .. window_first + window_count - 1, whose end is `last` unless it is empty. Indexes at or
+// below the snapshot that are not live are REF_NONE in it.
 struct glog {
     struct store_worker *worker;
     uint64_t group;
-    struct list active;          // In worker->active while the window is not empty.
+    struct list active;  // In worker->active while the window is not empty.
     struct hard_state hard_state;
-    struct snapshot *snapshot;   // NULL without one.
-    uint64_t last;               // Last index; the snapshot's if the log is empty behind it.
+    struct snapshot *snapshot;  // NULL without one.
+    uint64_t last;              // Last index; the snapshot's if the log is empty behind it.
     uint64_t window_first;
-    uint64_t *refs;              // NULL while the window is empty.
+    uint64_t *refs;  // NULL while the window is empty.
     uint32_t window_count;
     uint32_t refs_head;
-    uint32_t refs_cap;           // Power of two or 0.
+    uint32_t refs_cap;  // Power of two or 0.
     uint32_t runs_count;
     uint32_t runs_cap;
     uint32_t epoch;              // New at every cut; what was planned before one is looked at again.
@@ -111,26 +114,30 @@ void glog_window_push(struct glog *g, uint64_t ref);
 void glog_window_drop(struct glog *g, uint64_t first, uint64_t last);
 void glog_window_trim(struct glog *g);
 void glog_add_run(struct glog *g, const struct run *run);  // Takes run->segment's reference.
-// The one way in which anything leaves the log's end (P12): drops all indexes >= from, also live ones, from every
-// structure. The caller sets `last`.
+// The one way in which anything leaves the log's end (P12): drops all indexes >= from, also live ones, from
+// every structure. The caller sets `last`.
 void glog_cut(struct glog *g, uint64_t from);
-// Makes `s` current (takes it): the dense log begins behind it, indexes at or below it that are not live are dropped.
+// Makes `s` current (takes it): the dense log begins behind it, indexes at or below it that are not live are
+// dropped.
 void glog_publish_snapshot(struct glog *g, struct snapshot *s, uint64_t bytes_at_snapshot);
-void glog_put_control(struct glog *g, uint16_t kind, uint16_t flags, uint64_t index, uint64_t term, struct span payload);
+void glog_put_control(struct glog *g, uint16_t kind, uint16_t flags, uint64_t index, uint64_t term,
+                      struct span payload);
 
-// ---- a worker ------------------------------------------------------------------------------------------------------
+// ---- a worker -----------------------------------------------------------------------------------
 
-// Work that is out with the executor, listed so that closing the store can free it. First member of each kind.
+// Work that is out with the executor, listed so that closing the store can free it. First member of each
+// kind.
 struct plan {
     struct list link;  // In worker->plans.
     void (*free)(struct store_worker *w, struct plan *p);
 };
-void plan_begin(struct store_worker *w, struct plan *p, void (*free_fn)(struct store_worker *w, struct plan *p));
+void plan_begin(struct store_worker *w, struct plan *p,
+                void (*free_fn)(struct store_worker *w, struct plan *p));
 void plan_end(struct store_worker *w, struct plan *p);  // Unlists and frees it.
 
 struct submission {
     struct wal_submission base;
-    struct list all;             // In worker->submissions.
+    struct list all;  // In worker->submissions.
     struct list notes;
     uint64_t number;
     struct arena_range *ranges;  // Same count as base.ranges.
@@ -150,24 +157,24 @@ struct store_worker {
     struct exec *exec;
     struct store_hooks hooks;
     struct arena arena;
-    struct map groups;             // u64 -> struct glog.
-    uint32_t epochs;               // Last one given to a glog.
-    struct list active;            // struct glog.active
-    struct list submissions;       // All of them.
+    struct map groups;        // u64 -> struct glog.
+    uint32_t epochs;          // Last one given to a glog.
+    struct list active;       // struct glog.active
+    struct list submissions;  // All of them.
     struct list free_submissions;
     struct list plans;
-    uint64_t submitted;            // Number of the last submission handed to the WAL.
-    uint64_t completed;            // Number of the last that came back.
-    bool has_failed;               // A submission failed: nothing is planned, published or deleted any more.
+    uint64_t submitted;  // Number of the last submission handed to the WAL.
+    uint64_t completed;  // Number of the last that came back.
+    bool has_failed;     // A submission failed: nothing is planned, published or deleted any more.
     struct cold cold;
     // Retirement.
-    struct list closed;            // struct closed_file, ascending.
-    uint64_t closed_seq;           // Highest told.
-    struct harvest *harvest;       // In progress, or NULL.
-    bool is_harvest_blocked;       // The disk was full: tried again when the next file is closed.
-    struct map snapshot_wanted;    // u64 -> struct glog.
-    struct list leaving;           // struct leaving (harvest.c): files whose content is elsewhere, on their way out.
-    struct list doomed;            // struct segment without users: deleted once everything before is durable.
+    struct list closed;          // struct closed_file, ascending.
+    uint64_t closed_seq;         // Highest told.
+    struct harvest *harvest;     // In progress, or NULL.
+    bool is_harvest_blocked;     // The disk was full: tried again when the next file is closed.
+    struct map snapshot_wanted;  // u64 -> struct glog.
+    struct list leaving;  // struct leaving (harvest.c): files whose content is elsewhere, on their way out.
+    struct list doomed;   // struct segment without users: deleted once everything before is durable.
 };
 
 // Lets go of a segment. The last one to do so has the file deleted.
@@ -177,7 +184,7 @@ static inline void segment_hold(struct segment *s)
     atomic_fetch_add_explicit(&s->shared_refs, 1, memory_order_relaxed);
 }
 
-// ---- the node --------------------------------------------------------------------------------------------------------
+// ---- the node -----------------------------------------------------------------------------------
 
 // A WAL file on its way out: each worker adds its lines of the checkpoint; the last one writes it.
 struct round {
@@ -194,13 +201,13 @@ struct store {
     struct store_worker *workers;
     _Atomic uint64_t shared_next_segment;  // Relaxed: only the number matters.
     bool is_closing;
-    uint64_t *recovered_files;   // WAL files met at recovery, ascending: retired by and by.
+    uint64_t *recovered_files;  // WAL files met at recovery, ascending: retired by and by.
     uint32_t recovered_count;
     // Once per WAL file and worker, never on the data path.
     pthread_mutex_t mutex;
-    struct list rounds;          // Under mutex.
-    uint64_t checkpoint_seq;     // Under mutex: the newest.
-    uint64_t retired_through;    // Under mutex: the highest WAL file whose retirement was told.
+    struct list rounds;        // Under mutex.
+    uint64_t checkpoint_seq;   // Under mutex: the newest.
+    uint64_t retired_through;  // Under mutex: the highest WAL file whose retirement was told.
 };
 
 // store.c
@@ -208,24 +215,27 @@ uint64_t store_next_segment(struct store *s);
 struct store_worker *store_worker_of(struct store *s, uint64_t group);
 
 // harvest.c
-void harvest_pump(struct store_worker *w);  // Starts what is due: at the end of a turn and when something came back.
+void harvest_pump(
+    struct store_worker *w);  // Starts what is due: at the end of a turn and when something came back.
 
 // checkpoint.c
 struct checkpoint_line {
     uint64_t group;
     struct hard_state hard_state;
-    uint64_t snapshot_index;   // 0 none.
+    uint64_t snapshot_index;  // 0 none.
     uint64_t snapshot_term;
-    uint64_t dense_last;       // Last index that is in segments; what runs claim beyond it was truncated.
+    uint64_t dense_last;  // Last index that is in segments; what runs claim beyond it was truncated.
     uint64_t segment_floor;
-    bool has_live;             // The snapshot has a live set (else its header need not be read).
+    bool has_live;  // The snapshot has a live set (else its header need not be read).
     bool is_amnesiac;
-    struct config config;      // The snapshot's; count 0 without one.
+    struct config config;  // The snapshot's; count 0 without one.
 };
 void checkpoint_add(struct buf *lines, const struct glog *g, uint64_t dense_last);
 MUST_USE enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span lines, uint32_t count);
-// Calls each() for every line. RC_NO_FILE: there is none. RC_CORRUPT: not whole; lines before the damage were told.
-MUST_USE enum rc checkpoint_read(struct disk *d, uint64_t seq, void (*each)(void *ctx, const struct checkpoint_line *l), void *ctx);
+// Calls each() for every line. RC_NO_FILE: there is none. RC_CORRUPT: not whole; lines before the damage were
+// told.
+MUST_USE enum rc checkpoint_read(struct disk *d, uint64_t seq,
+                                 void (*each)(void *ctx, const struct checkpoint_line *l), void *ctx);
 void checkpoint_name(uint64_t seq, char *out, size_t size);
 
 // snapshot_transfer.c

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Problem: a group's log is spread over memory, WAL files and segments, and most groups' logs are empty. Idea: a window
-// of 8-byte references for what is not in segments yet, a table of runs for what is, nothing for what is neither.
+// Problem: a group's log is spread over memory, WAL files and segments, and most groups' logs are empty.
+// Idea: a window of 8-byte references for what is not in segments yet, a table of runs for what is, nothing
+// for what is neither.
 //
-// Invariants (glog_check): the window, if not empty, ends at `last`; runs are ascending, disjoint and lie before the
-// window's references; every reference counts in its chunk, every run in its segment; an index at or below the
-// snapshot exists only if it is in the snapshot's live set.
+// Invariants (glog_check): the window, if not empty, ends at `last`; runs are ascending, disjoint and lie
+// before the window's references; every reference counts in its chunk, every run in its segment; an index at
+// or below the snapshot exists only if it is in the snapshot's live set.
 #include "consensus/store/core.h"
 
 struct glog *glog_create(struct store_worker *w, uint64_t group)
@@ -73,8 +74,10 @@ struct glog *store_glog_find(struct store_worker *w, uint64_t group)
 
 void glog_delete(struct glog *g)
 {
-    // All segments up to now are of this life of the group; should it come back, under another replica id, they are void.
-    glog_put_control(g, RECORD_TOMBSTONE, 0, atomic_load(&g->worker->store->shared_next_segment), 0, (struct span){0});
+    // All segments up to now are of this life of the group; should it come back, under another replica id,
+    // they are void.
+    glog_put_control(g, RECORD_TOMBSTONE, 0, atomic_load(&g->worker->store->shared_next_segment), 0,
+                     (struct span){0});
     glog_free(g);
 }
 
@@ -93,7 +96,7 @@ uint64_t glog_bytes_since_snapshot(const struct glog *g)
     return g->bytes_appended - g->bytes_at_snapshot;
 }
 
-// ---- the window ----------------------------------------------------------------------------------------------------
+// ---- the window ---------------------------------------------------------------------------------
 
 static uint64_t *slot(struct glog *g, uint64_t index)
 {
@@ -184,7 +187,7 @@ void glog_window_drop(struct glog *g, uint64_t first, uint64_t last)
     glog_window_trim(g);
 }
 
-// ---- runs ------------------------------------------------------------------------------------------------------------
+// ---- runs ---------------------------------------------------------------------------------------
 
 static uint32_t runs_find(const struct glog *g, uint64_t index)
 {
@@ -247,7 +250,7 @@ enum glog_where glog_find(const struct glog *g, uint64_t index, uint64_t *ref, c
     return WHERE_RUN;
 }
 
-// ---- cutting -----------------------------------------------------------------------------------------------------------
+// ---- cutting ------------------------------------------------------------------------------------
 
 void glog_cut(struct glog *g, uint64_t from)
 {
@@ -355,7 +358,7 @@ void glog_publish_snapshot(struct glog *g, struct snapshot *s, uint64_t bytes_at
     filter_runs(g);
 }
 
-// ---- laying down -------------------------------------------------------------------------------------------------------
+// ---- laying down --------------------------------------------------------------------------------
 
 static uint64_t append_ref(struct glog *g, uint64_t index, uint64_t ref, uint32_t size)
 {
@@ -369,12 +372,17 @@ static uint64_t append_ref(struct glog *g, uint64_t index, uint64_t ref, uint32_
     return index;
 }
 
-void glog_put_control(struct glog *g, uint16_t kind, uint16_t flags, uint64_t index, uint64_t term, struct span payload)
+void glog_put_control(struct glog *g, uint16_t kind, uint16_t flags, uint64_t index, uint64_t term,
+                      struct span payload)
 {
     uint64_t ref = 0;
     uint32_t size = (uint32_t)record_size((uint32_t)payload.len);
     uint8_t *to = arena_alloc(&g->worker->arena, size, &ref);
-    struct record_disk r = {.len = (uint32_t)payload.len, .group = g->group, .index = index, .term = term, .kind = kind,
+    struct record_disk r = {.len = (uint32_t)payload.len,
+                            .group = g->group,
+                            .index = index,
+                            .term = term,
+                            .kind = kind,
                             .flags = flags};
     memcpy(to, &r, sizeof(r));
     if (payload.len > 0) {
@@ -409,8 +417,12 @@ enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_k
     uint32_t size = (uint32_t)record_size((uint32_t)len);
     uint64_t ref = 0;
     uint8_t *to = arena_alloc(a, size, &ref);
-    struct record_disk r = {.len = (uint32_t)len, .group = g->group, .index = index, .term = term,
-                            .kind = (uint16_t)kind, .aux = aux};
+    struct record_disk r = {.len = (uint32_t)len,
+                            .group = g->group,
+                            .index = index,
+                            .term = term,
+                            .kind = (uint16_t)kind,
+                            .aux = aux};
     uint32_t crc = crc32c(0, (const uint8_t *)&r + 4, RECORD_HEADER_BYTES - 4);
     uint8_t *at = to + RECORD_HEADER_BYTES;
     for (uint32_t i = 0; i < parts_count; i++) {
@@ -442,7 +454,7 @@ enum rc glog_append_record(struct glog *g, struct span record)
     return RC_OK;
 }
 
-// ---- reading from memory -----------------------------------------------------------------------------------------------
+// ---- reading from memory ------------------------------------------------------------------------
 
 enum rc glog_get(struct glog *g, uint64_t index, struct entry *out)
 {
@@ -460,13 +472,19 @@ enum rc glog_get(struct glog *g, uint64_t index, struct entry *out)
     memcpy(&r, p, sizeof(r));
     assert(r.index == index);
     assert(r.group == g->group);
-    *out = (struct entry){.group = g->group, .index = index, .term = r.term, .kind = r.kind, .flags = r.flags,
-                          .aux = r.aux, .payload = span_of(p + RECORD_HEADER_BYTES, r.len)};
+    *out = (struct entry){.group = g->group,
+                          .index = index,
+                          .term = r.term,
+                          .kind = r.kind,
+                          .flags = r.flags,
+                          .aux = r.aux,
+                          .payload = span_of(p + RECORD_HEADER_BYTES, r.len)};
     return RC_OK;
 }
 
-enum rc glog_ranges(struct glog *g, uint64_t from, uint64_t to, size_t bytes_max, struct iovec *iov, int iov_max,
-                    int *iov_count, uint32_t *entries, struct term_run *runs, uint8_t runs_max, uint8_t *runs_count)
+enum rc glog_ranges(struct glog *g, uint64_t from, uint64_t to, size_t bytes_max, struct iovec *iov,
+                    int iov_max, int *iov_count, uint32_t *entries, struct term_run *runs, uint8_t runs_max,
+                    uint8_t *runs_count)
 {
     assert(iov_max > 0 && runs_max > 0);
     *iov_count = 0;

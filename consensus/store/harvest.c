@@ -1,20 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 // Retirement of WAL files and snapshots: one harvest at a time per worker.
 //
-// Problem: WAL files must come free although some entries in them are needed for long. Idea: what a closed file still
-// holds of use is written to one sealed segment together with the snapshots that make the rest useless.
+// Problem: WAL files must come free although some entries in them are needed for long. Idea: what a closed
+// file still holds of use is written to one sealed segment together with the snapshots that make the rest
+// useless.
 //
-//   plan (worker)   for each group with entries in the file: a frozen snapshot if it is worth it, and where the entries lie
-//   write (cold)    snapshot chunks and entries -> segment, sealed
-//   publish (worker)  snapshots become current (log cut only now, P11); entries are found in the segment from now on
-//   leave           wait until (a) cold reads that may still look into the file have run and (b) everything laid down
-//                   before the publication is durable; the last worker to come here writes the checkpoint, and then
-//                   the file is free
+// clang-format off
+//   plan (worker)     for each group with entries in the file: a frozen snapshot if it is worth it, and where
+//                     the entries lie
+//   write (cold)      snapshot chunks and entries -> segment, sealed
+//   publish (worker)  snapshots become current (log cut only now, P11); entries are found in the segment now
+//   leave             wait until (a) cold reads that may still look into the file have run and (b) everything
+//                     laid down before the publication is durable; the last worker to come here writes the
+//                     checkpoint, and then the file is free
+// clang-format on
 //
-// (b) because plan and checkpoint go by the log in memory, which may be ahead of the disk by a truncation; a crash
-// must not bring back a tail whose middle is gone.
-// Between plan and publication the log may be truncated (glog.harvest_cut), replaced by an installed snapshot (the same,
-// cut at 1), or deleted (not found; or found again without is_harvested).
+// (b) because plan and checkpoint go by the log in memory, which may be ahead of the disk by a truncation; a
+// crash must not bring back a tail whose middle is gone.
+//
+// Between plan and publication the log may be truncated (glog.harvest_cut), replaced by an installed snapshot
+// (the same, cut at 1), or deleted (not found; or found again without is_harvested).
 #include "consensus/store/core.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -26,19 +31,19 @@ struct harvest_item {
 
 struct harvest_group {
     uint64_t group;
-    uint64_t base;            // Index of the first item.
-    uint64_t committed;       // At or below: no version but this one.
+    uint64_t base;       // Index of the first item.
+    uint64_t committed;  // At or below: no version but this one.
     uint32_t items_at;
     uint32_t items_count;
     bool has_snapshot;
     struct store_snapshot_source source;
-    struct buf live;          // struct live_range; of the snapshot.
-    uint64_t bytes_at;        // glog.bytes_appended when it was frozen.
+    struct buf live;    // struct live_range; of the snapshot.
+    uint64_t bytes_at;  // glog.bytes_appended when it was frozen.
     // Results.
-    uint64_t position;        // Of the snapshot.
+    uint64_t position;  // Of the snapshot.
     uint64_t bytes;
     uint32_t chunks;
-    uint32_t runs_at;         // In the writer's runs.
+    uint32_t runs_at;  // In the writer's runs.
     uint32_t runs_count;
 };
 
@@ -46,17 +51,17 @@ struct harvest {
     struct plan plan;
     struct job job;
     struct store_worker *worker;
-    uint64_t file_seq;     // 0: only snapshots.
+    uint64_t file_seq;  // 0: only snapshots.
     uint64_t segment_seq;
-    struct buf groups;     // struct harvest_group.
-    struct buf items;      // struct harvest_item.
+    struct buf groups;  // struct harvest_group.
+    struct buf items;   // struct harvest_item.
     // Writing goes on in slices, so that cold reads get their turn between them.
     struct segment_writer writer;
     bool has_writer;
     uint32_t next_group;
-    uint32_t next_item;      // Of that group's items.
+    uint32_t next_item;  // Of that group's items.
     uint64_t segment_bytes;
-    enum rc rc;            // RC_MORE: another slice.
+    enum rc rc;  // RC_MORE: another slice.
 };
 
 // A slice is synced at its end: many small syncs disturb the WAL's less than one of a whole file.
@@ -114,10 +119,11 @@ static void harvest_free(struct store_worker *w, struct plan *p)
     free(h);
 }
 
-// ---- planning ------------------------------------------------------------------------------------------------------------
+// ---- planning -----------------------------------------------------------------------------------
 
-// Whether freezing and encoding the state now frees enough: what becomes dead must outweigh what is written. A backlog
-// of which nothing dies gets one too now and then, for a start must read the log from the snapshot on.
+// Whether freezing and encoding the state now frees enough: what becomes dead must outweigh what is written.
+// A backlog of which nothing dies gets one too now and then, for a start must read the log from the snapshot
+// on.
 static bool is_worth_it(const struct glog *g, const struct harvest_group *hg)
 {
     const struct store_snapshot_source *src = &hg->source;
@@ -172,7 +178,7 @@ struct scan {
     struct harvest *h;
     struct harvest_group *hg;
     const struct glog *g;
-    uint32_t chunk;            // Of `piece`.
+    uint32_t chunk;             // Of `piece`.
     const struct piece *piece;  // Last one used: neighbours share it.
 };
 
@@ -210,7 +216,8 @@ static bool scan_entry(struct scan *s, uint64_t index)
     return true;
 }
 
-// Lists the group's live entries in the file: of those at or below the coming snapshot the ones in its live set.
+// Lists the group's live entries in the file: of those at or below the coming snapshot the ones in its live
+// set.
 static void plan_entries(struct harvest *h, struct harvest_group *hg, const struct glog *g)
 {
     struct scan s = {.h = h, .hg = hg, .g = g};
@@ -218,7 +225,8 @@ static void plan_entries(struct harvest *h, struct harvest_group *hg, const stru
     if (hg->has_snapshot) {
         const struct live_range *live = (const struct live_range *)(const void *)hg->live.ptr;
         for (size_t k = 0; k < hg->live.len / sizeof(*live); k++) {
-            for (uint64_t i = live[k].first > from ? live[k].first : from; i <= live[k].last && i < end; i++) {
+            for (uint64_t i = live[k].first > from ? live[k].first : from; i <= live[k].last && i < end;
+                 i++) {
                 if (!scan_entry(&s, i)) {
                     return;
                 }
@@ -236,7 +244,8 @@ static void plan_entries(struct harvest *h, struct harvest_group *hg, const stru
 static bool has_entries_in(const struct glog *g, uint64_t file_seq)
 {
     uint64_t position;
-    const struct piece *p = g->window_count == 0 ? NULL : arena_piece(&g->worker->arena, g->refs[g->refs_head], &position);
+    const struct piece *p =
+        g->window_count == 0 ? NULL : arena_piece(&g->worker->arena, g->refs[g->refs_head], &position);
     return p != NULL && p->file_seq <= file_seq;
 }
 
@@ -290,7 +299,8 @@ static void harvest_start(struct store_worker *w, uint64_t file_seq)
         plan_group(w, h, g, true);
     }
     if (file_seq != 0) {
-        list_each(item, &w->active) {
+        list_each(item, &w->active)
+        {
             g = list_entry(item, struct glog, active);
             if (!g->is_harvested && has_entries_in(g, file_seq)) {
                 plan_group(w, h, g, false);
@@ -319,10 +329,11 @@ void glog_snapshot_request(struct glog *g)
     }
 }
 
-// ---- writing (cold thread) ---------------------------------------------------------------------------------------------------
+// ---- writing (cold thread) ----------------------------------------------------------------------
 
 // The header's chunk records, numbered from 0. Returns how many.
-static uint32_t header_records(const struct harvest_group *hg, const struct snapshot_header *h, struct buf *out)
+static uint32_t header_records(const struct harvest_group *hg, const struct snapshot_header *h,
+                               struct buf *out)
 {
     struct buf bytes;
     buf_init(&bytes);
@@ -330,15 +341,16 @@ static uint32_t header_records(const struct harvest_group *hg, const struct snap
     uint32_t chunks = 0;
     for (size_t at = 0; at < bytes.len; at += LIMIT_SNAPSHOT_CHUNK_BYTES) {
         size_t n = bytes.len - at < LIMIT_SNAPSHOT_CHUNK_BYTES ? bytes.len - at : LIMIT_SNAPSHOT_CHUNK_BYTES;
-        record_put(out, hg->group, hg->source.index, hg->source.term, RECORD_SNAPSHOT, RECORD_FLAG_HEADER, chunks++,
-                   span_of(bytes.ptr + at, n));
+        record_put(out, hg->group, hg->source.index, hg->source.term, RECORD_SNAPSHOT, RECORD_FLAG_HEADER,
+                   chunks++, span_of(bytes.ptr + at, n));
     }
     buf_deinit(&bytes);
     return chunks;
 }
 
 // Header first; its totals are known only in the end, so unless the state is one chunk it is written over.
-static enum rc write_snapshot(struct segment_writer *w, struct harvest_group *hg, struct buf *chunk, struct buf *records)
+static enum rc write_snapshot(struct segment_writer *w, struct harvest_group *hg, struct buf *chunk,
+                              struct buf *records)
 {
     const struct store_snapshot_source *src = &hg->source;
     struct snapshot_header h = {.fsm_version = src->ops->version, .config = src->config, .live = hg->live};
@@ -354,7 +366,8 @@ static enum rc write_snapshot(struct segment_writer *w, struct harvest_group *hg
     for (;;) {
         if (chunk->len > 0) {
             records->len = 0;
-            record_put(records, hg->group, src->index, src->term, RECORD_SNAPSHOT, 0, hg->chunks++, buf_span(chunk));
+            record_put(records, hg->group, src->index, src->term, RECORD_SNAPSHOT, 0, hg->chunks++,
+                       buf_span(chunk));
             TRY(segment_write_raw(w, buf_span(records), &at));
         }
         if (!has_more) {
@@ -391,8 +404,8 @@ static enum rc write_entries(struct harvest *h, struct harvest_group *hg, uint64
         uint64_t index = hg->base + item->delta;
         struct record_disk r;
         struct span record;
-        TRY(cold_record(&h->worker->cold, (struct cold_file){.seq = h->file_seq}, (uint64_t)item->offset * 8, hg->group,
-                        index, &r, &record));
+        TRY(cold_record(&h->worker->cold, (struct cold_file){.seq = h->file_seq}, (uint64_t)item->offset * 8,
+                        hg->group, index, &r, &record));
         TRY(segment_write_entry(w, &r, record, index <= hg->committed));
     }
     segment_end_run(w);
@@ -434,13 +447,14 @@ static void harvest_run(struct job *job)
     struct disk *d = h->worker->store->config.disk;
     if (!h->has_writer) {
         h->has_writer = true;
-        segment_writer_init(&h->writer, d, h->segment_seq, h->file_seq, h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS);
+        segment_writer_init(&h->writer, d, h->segment_seq, h->file_seq,
+                            h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS);
     }
     h->rc = write_slice(h);
     if (h->rc != RC_OK && h->rc != RC_MORE) {
         if (h->rc != RC_NO_SPACE) {
-            // Also a record that does not check: what was acknowledged is damaged. The start after this finds out whom
-            // it concerns (engine-notes §1.9).
+            // Also a record that does not check: what was acknowledged is damaged. The start after this finds
+            // out whom it concerns (engine-notes §1.9).
             log_critical("store: retiring WAL file %" PRIu64 " failed: %s", h->file_seq, rc_text(h->rc));
             d->failed = true;
         }
@@ -450,7 +464,7 @@ static void harvest_run(struct job *job)
     cold_end(&h->worker->cold);
 }
 
-// ---- publishing --------------------------------------------------------------------------------------------------------------
+// ---- publishing ---------------------------------------------------------------------------------
 
 static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t count, struct segment *s)
 {
@@ -465,7 +479,8 @@ static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t c
             assert(is_dense);
             last = g->harvest_cut - 1;
         }
-        struct run r = {.segment = s, .first = d->first, .term = d->term, .span = (uint32_t)(last - d->first)};
+        struct run r = {
+            .segment = s, .first = d->first, .term = d->term, .span = (uint32_t)(last - d->first)};
         r.count = r.live = is_dense ? r.span + 1 : d->count;
         assert(d->index_pos / 4 <= UINT32_MAX);
         r.index_pos = (uint32_t)(d->index_pos / 4);
@@ -477,7 +492,8 @@ static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t c
 }
 
 // Returns true if the group's snapshot became current.
-static bool publish_group(struct store_worker *w, const struct harvest *h, struct harvest_group *hg, struct segment *s)
+static bool publish_group(struct store_worker *w, const struct harvest *h, struct harvest_group *hg,
+                          struct segment *s)
 {
     struct glog *g = map_get(&w->groups, hg->group);
     if (g == NULL || !g->is_harvested) {
@@ -486,10 +502,12 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
     g->is_harvested = false;
     const struct run_disk *runs = (const struct run_disk *)(const void *)h->writer.runs.ptr;
     publish_runs(g, runs + hg->runs_at, hg->runs_count, s);
-    bool is_current = hg->has_snapshot && hg->source.index > glog_snapshot_index(g) && hg->source.index < g->harvest_cut;
+    bool is_current =
+        hg->has_snapshot && hg->source.index > glog_snapshot_index(g) && hg->source.index < g->harvest_cut;
     g->harvest_cut = UINT64_MAX;
     if (is_current) {
-        struct snapshot *snap = snapshot_create(hg->source.index, hg->source.term, &hg->source.config, buf_span(&hg->live));
+        struct snapshot *snap =
+            snapshot_create(hg->source.index, hg->source.term, &hg->source.config, buf_span(&hg->live));
         snap->segment = s;
         segment_hold(s);
         snap->position = hg->position;
@@ -546,7 +564,7 @@ static void harvest_done(struct job *job)
     }
 }
 
-// ---- leaving -------------------------------------------------------------------------------------------------------------------
+// ---- leaving ------------------------------------------------------------------------------------
 
 static void leaving_free(struct store_worker *w, struct plan *p)
 {
@@ -644,7 +662,8 @@ static void leave_finish(struct store_worker *w, struct leaving *l)
     struct round *mine = NULL;
     bool is_last;
     pthread_mutex_lock(&s->mutex);
-    list_each(item, &s->rounds) {
+    list_each(item, &s->rounds)
+    {
         struct round *r = list_entry(item, struct round, link);
         if (r->seq == l->seq) {
             mine = r;
@@ -689,7 +708,8 @@ void harvest_pump(struct store_worker *w)
     if (w->harvest != NULL || w->is_harvest_blocked) {
         return;
     }
-    struct closed_file *f = list_is_empty(&w->closed) ? NULL : list_entry(w->closed.next, struct closed_file, link);
+    struct closed_file *f =
+        list_is_empty(&w->closed) ? NULL : list_entry(w->closed.next, struct closed_file, link);
     if (f != NULL && f->after <= w->completed) {
         harvest_start(w, f->seq);
     } else if (map_count(&w->snapshot_wanted) > 0) {

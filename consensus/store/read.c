@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cold reads (glog_read). What an index means is decided on the worker when the read starts and looked at again when it
-// comes back: if the log was cut meanwhile the read is planned anew, so that a truncated entry is never returned (P12).
+// Cold reads (glog_read). What an index means is decided on the worker when the read starts and looked at
+// again when it comes back: if the log was cut meanwhile the read is planned anew, so that a truncated entry
+// is never returned (P12).
 //
-// A file that a planned read refers to stays until the read has run: segments are held by count, WAL files leave only
-// after a barrier behind them in the executor's order (harvest.c).
+// A file that a planned read refers to stays until the read has run: segments are held by count, WAL files
+// leave only after a barrier behind them in the executor's order (harvest.c).
 #include "consensus/store/read.h"
 
 static bool plan_item(struct read_plan *p, struct glog *g, uint64_t index, const struct run **last_run)
@@ -85,7 +86,8 @@ static enum rc item_record(struct read_plan *p, const struct read_item *item, st
         record->len = size;
         return RC_OK;
     case READ_WAL:
-        return cold_record(cold, (struct cold_file){.seq = item->seq}, position, p->group, item->index, &r, record);
+        return cold_record(cold, (struct cold_file){.seq = item->seq}, position, p->group, item->index, &r,
+                           record);
     case READ_RUN: {
         const struct run *run = (const struct run *)(const void *)p->runs.ptr + item->at;
         TRY(cold_run_position(cold, run, item->index, &position));
@@ -112,7 +114,7 @@ enum rc read_plan_execute(struct read_plan *p, size_t bytes_max, struct buf *to)
     return rc;
 }
 
-// ---- glog_read -------------------------------------------------------------------------------------------------------------
+// ---- glog_read ----------------------------------------------------------------------------------
 
 struct glog_read_job {
     struct plan plan;

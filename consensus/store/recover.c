@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Start-up: puts the logs together from the newest checkpoint, the tables of the sealed segments, and the WAL.
+// Start-up: puts the logs together from the newest checkpoint, the tables of the sealed segments, and the
+// WAL.
 //
-// Rules (README.md, "Precedence"): the checkpoint `n` knows every group as of the retirement of WAL file n, and which
-// is the last index in segments (`dense_last`); the WAL from n + 1 on overrides segments. Entry runs of retired files
-// > n do not count (their file is still there), snapshots always do; the highest snapshot of a group is the current one.
-// A committed run is right whatever else claims the same index; otherwise the later origin is.
-// What then is missing of dense log or live set makes the group amnesiac (law 2), never shorter in silence.
+// Rules (README.md, "Precedence"): the checkpoint `n` knows every group as of the retirement of WAL file n,
+// and which is the last index in segments (`dense_last`); the WAL from n + 1 on overrides segments. Entry
+// runs of retired files > n do not count (their file is still there), snapshots always do; the highest
+// snapshot of a group is the current one. A committed run is right whatever else claims the same index;
+// otherwise the later origin is. What then is missing of dense log or live set makes the group amnesiac (law
+// 2), never shorter in silence.
 #include "consensus/store/core.h"
 #include "node/base/reader.h"
 #include <inttypes.h>
@@ -19,14 +21,14 @@ struct config_at {
 // What is being put together of one group.
 struct finding {
     struct glog *log;
-    bool exists;              // In the checkpoint, or records after it and no tombstone behind them.
+    bool exists;  // In the checkpoint, or records after it and no tombstone behind them.
     bool is_amnesiac;
-    bool has_live;            // Of the checkpoint's line.
-    uint64_t line_snapshot;   // The checkpoint's snapshot index.
-    struct buf line_config;   // Encoded.
+    bool has_live;           // Of the checkpoint's line.
+    uint64_t line_snapshot;  // The checkpoint's snapshot index.
+    struct buf line_config;  // Encoded.
     uint64_t line_config_index;
     uint64_t dense_last;
-    struct term_run *terms;   // Of the window's entries.
+    struct term_run *terms;  // Of the window's entries.
     uint32_t terms_count;
     uint32_t terms_cap;
     struct config_at *configs;  // In the window, ascending.
@@ -41,23 +43,23 @@ struct found_run {
 
 struct recovery {
     struct store *store;
-    struct map groups;         // u64 -> struct finding.
+    struct map groups;  // u64 -> struct finding.
     uint64_t checkpoint_seq;
     bool has_checkpoint;
-    bool is_corrupt;           // Damage that cannot be pinned to groups.
-    struct buf runs;           // struct found_run.
-    struct buf segments;       // struct segment *.
-    struct buf seqs;           // u64: segment numbers found.
-    struct buf checkpoints;    // u64.
-    struct buf junk;           // Names to remove, NUL-terminated.
+    bool is_corrupt;         // Damage that cannot be pinned to groups.
+    struct buf runs;         // struct found_run.
+    struct buf segments;     // struct segment *.
+    struct buf seqs;         // u64: segment numbers found.
+    struct buf checkpoints;  // u64.
+    struct buf junk;         // Names to remove, NUL-terminated.
     // WAL replay.
     uint64_t file_seq;
-    uint32_t *chunks;          // Per worker: chunk of file_seq.
+    uint32_t *chunks;  // Per worker: chunk of file_seq.
     bool *has_chunk;
-    struct buf files;          // u64: WAL files met.
+    struct buf files;  // u64: WAL files met.
 };
 
-// ---- findings -----------------------------------------------------------------------------------------------------------
+// ---- findings -----------------------------------------------------------------------------------
 
 static struct finding *finding_of(struct recovery *r, uint64_t group)
 {
@@ -112,7 +114,7 @@ static void on_line(void *ctx, const struct checkpoint_line *l)
     }
 }
 
-// ---- the directory ------------------------------------------------------------------------------------------------------
+// ---- the directory ------------------------------------------------------------------------------
 
 static bool parse_name(const char *name, const char *prefix, uint64_t *seq, bool *is_temporary)
 {
@@ -194,7 +196,8 @@ static enum rc load_checkpoint(struct recovery *r)
     enum rc rc = checkpoint_read(r->store->config.disk, r->checkpoint_seq, on_line, r);
     if (rc == RC_CORRUPT || rc == RC_NO_FILE) {
         // Older ones cannot replace it: the WAL files behind them are gone.
-        log_error("store: checkpoint %" PRIu64 " is damaged: every group on this node has lost its memory", r->checkpoint_seq);
+        log_error("store: checkpoint %" PRIu64 " is damaged: every group on this node has lost its memory",
+                  r->checkpoint_seq);
         r->is_corrupt = true;
         rc = RC_OK;
     }
@@ -234,9 +237,10 @@ static enum rc load_segments(struct recovery *r)
     return RC_OK;
 }
 
-// ---- WAL replay -----------------------------------------------------------------------------------------------------------
+// ---- WAL replay ---------------------------------------------------------------------------------
 
-static uint64_t replay_ref(struct recovery *r, struct store_worker *w, uint64_t file_seq, uint64_t file_offset)
+static uint64_t replay_ref(struct recovery *r, struct store_worker *w, uint64_t file_seq,
+                           uint64_t file_offset)
 {
     if (file_seq != r->file_seq) {
         for (uint32_t i = 0; i < r->store->config.workers; i++) {
@@ -280,7 +284,8 @@ static void replay_entry(struct finding *f, const struct wal_recovered *e, uint6
     uint64_t index = e->record.index, end = g->window_first + g->window_count;
     window_clear(f, index);  // What was there is overridden, truncate record or not.
     if (g->window_count > 0 && index > end) {
-        glog_cut(g, 1);  // Does not join: only a snapshot between makes this right, which is looked at in the end.
+        glog_cut(
+            g, 1);  // Does not join: only a snapshot between makes this right, which is looked at in the end.
     }
     if (g->window_count == 0) {
         g->window_first = index;
@@ -374,7 +379,7 @@ static void on_corrupt_group(void *ctx, uint64_t group)
     finding_of(ctx, group)->is_amnesiac = true;
 }
 
-// ---- putting a group together ---------------------------------------------------------------------------------------------
+// ---- putting a group together -------------------------------------------------------------------
 
 static int compare_runs(const void *a, const void *b)
 {
@@ -400,7 +405,8 @@ static int compare_runs(const void *a, const void *b)
     return x->disk.first < y->disk.first ? -1 : x->disk.first > y->disk.first;
 }
 
-static enum rc read_header(struct store_worker *w, uint64_t group, const struct found_run *f, struct snapshot_header *out)
+static enum rc read_header(struct store_worker *w, uint64_t group, const struct found_run *f,
+                           struct snapshot_header *out)
 {
     struct buf bytes;
     buf_init(&bytes);
@@ -409,8 +415,8 @@ static enum rc read_header(struct store_worker *w, uint64_t group, const struct 
     for (uint32_t i = 0; i < f->disk.count; i++) {
         struct record_disk rec;
         struct span record;
-        rc = cold_record(&w->cold, (struct cold_file){.seq = f->segment->seq, .is_segment = true}, position, group,
-                         f->disk.first, &rec, &record);
+        rc = cold_record(&w->cold, (struct cold_file){.seq = f->segment->seq, .is_segment = true}, position,
+                         group, f->disk.first, &rec, &record);
         if (rc != RC_OK || !(rec.flags & RECORD_FLAG_HEADER)) {
             break;
         }
@@ -488,9 +494,9 @@ static void add_pieces(struct glog *g, const struct found_run *f, uint64_t first
     }
 }
 
-// The newest snapshot that came from another node, if one is there: all that was live at its index is in its segment.
-// A harvest that was planned before it came may have written some of that again; such a run, added first, would keep out
-// the received one, which cannot be added in part.
+// The newest snapshot that came from another node, if one is there: all that was live at its index is in its
+// segment. A harvest that was planned before it came may have written some of that again; such a run, added
+// first, would keep out the received one, which cannot be added in part.
 static const struct found_run *received_of(const struct glog *g, const struct found_run *runs, uint32_t count)
 {
     for (uint32_t i = 0; i < count && runs[i].disk.flags & RUN_SNAPSHOT; i++) {
@@ -617,7 +623,8 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
     }
     uint64_t end = dense_end(g);
     if (end < wanted) {
-        log_error("store: log of group %" PRIu64 " breaks off at %" PRIu64 ", had %" PRIu64, g->group, end, wanted);
+        log_error("store: log of group %" PRIu64 " breaks off at %" PRIu64 ", had %" PRIu64, g->group, end,
+                  wanted);
         f->is_amnesiac = true;
         window_clear(f, end + 1);
         g->last = end;
@@ -625,7 +632,7 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
     g->harvest_cut = UINT64_MAX;
 }
 
-// ---- reporting -------------------------------------------------------------------------------------------------------------
+// ---- reporting ----------------------------------------------------------------------------------
 
 static void gather_terms(const struct finding *f, struct buf *out)
 {
@@ -643,7 +650,8 @@ static void gather_terms(const struct finding *f, struct buf *out)
     for (uint32_t i = 0; i < f->terms_count; i++) {
         uint64_t last = i + 1 < f->terms_count ? f->terms[i + 1].first - 1 : g->last;
         if (last >= next && f->terms[i].term != term && g->window_count > 0) {
-            struct term_run t = {.first = f->terms[i].first > next ? f->terms[i].first : next, .term = f->terms[i].term};
+            struct term_run t = {.first = f->terms[i].first > next ? f->terms[i].first : next,
+                                 .term = f->terms[i].term};
             buf_bytes(out, &t, sizeof(t));
             term = t.term;
         }
@@ -651,16 +659,17 @@ static void gather_terms(const struct finding *f, struct buf *out)
 }
 
 // The two newest configs behind the snapshot; those in segments have runs of their own.
-static void gather_configs(struct finding *f, const struct found_run *runs, uint32_t count, struct store_group *out)
+static void gather_configs(struct finding *f, const struct found_run *runs, uint32_t count,
+                           struct store_group *out)
 {
     struct glog *g = f->log;
     uint64_t snapshot = glog_snapshot_index(g), best[2] = {0, 0};
     for (uint32_t i = 0; i < count; i++) {
         uint64_t index = runs[i].disk.first, ref = 0;
         const struct run *run = NULL;
-        if (!(runs[i].disk.flags & RUN_CONFIG) || index <= snapshot || runs[i].segment->seq < g->segment_floor ||
-            glog_find(g, index, &ref, &run) != WHERE_RUN || run->segment != runs[i].segment || index == best[0] ||
-            index <= best[1]) {
+        if (!(runs[i].disk.flags & RUN_CONFIG) || index <= snapshot ||
+            runs[i].segment->seq < g->segment_floor || glog_find(g, index, &ref, &run) != WHERE_RUN ||
+            run->segment != runs[i].segment || index == best[0] || index <= best[1]) {
             continue;
         }
         best[1] = index > best[0] ? best[0] : index;
@@ -681,8 +690,8 @@ static void gather_configs(struct finding *f, const struct found_run *runs, uint
         struct span record;
         enum glog_where where = glog_find(g, best[i], &ref, &run);
         if (where != WHERE_RUN || cold_run_position(&g->worker->cold, run, best[i], &position) != RC_OK ||
-            cold_record(&g->worker->cold, (struct cold_file){.seq = run->segment->seq, .is_segment = true}, position,
-                        g->group, best[i], &rec, &record) != RC_OK ||
+            cold_record(&g->worker->cold, (struct cold_file){.seq = run->segment->seq, .is_segment = true},
+                        position, g->group, best[i], &rec, &record) != RC_OK ||
             config_decode(span_of(record.ptr + RECORD_HEADER_BYTES, rec.len), &found[n]) != RC_OK) {
             log_error("store: configuration %" PRIu64 " of group %" PRIu64 " is damaged", best[i], g->group);
             f->is_amnesiac = true;
@@ -801,7 +810,7 @@ static void clean_up(struct recovery *r)
     }
 }
 
-// ---- opening --------------------------------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 
 static struct store *store_create(const struct store_config *config)
 {
@@ -845,7 +854,8 @@ static enum rc open_wal(struct recovery *r, struct wal_report *report_out)
         .ctx = c->wal_ctx,
     };
     memcpy(wc.cluster_id, c->cluster_id, sizeof(wc.cluster_id));
-    TRY(wal_open(&wc, r->has_checkpoint ? r->checkpoint_seq + 1 : 1, on_record, r, on_corrupt_group, report_out, &s->wal));
+    TRY(wal_open(&wc, r->has_checkpoint ? r->checkpoint_seq + 1 : 1, on_record, r, on_corrupt_group,
+                 report_out, &s->wal));
     (void)replay_ref(r, NULL, 0, 0);  // Lets go of the last file's chunks.
     if (report_out->is_corrupt && !report_out->corrupt_groups_known) {
         r->is_corrupt = true;
@@ -889,7 +899,8 @@ static void recovery_deinit(struct recovery *r)
     free(r->has_chunk);
 }
 
-static enum rc recover(struct recovery *r, store_group_fn *each, void *each_ctx, struct wal_report *report_out)
+static enum rc recover(struct recovery *r, store_group_fn *each, void *each_ctx,
+                       struct wal_report *report_out)
 {
     struct disk *d = r->store->config.disk;
     TRY(d->make_dir(d, "seg"));
@@ -903,8 +914,8 @@ static enum rc recover(struct recovery *r, store_group_fn *each, void *each_ctx,
     return RC_OK;
 }
 
-enum rc store_open(const struct store_config *config, store_group_fn *each, void *each_ctx, struct wal_report *report_out,
-                   struct store **out)
+enum rc store_open(const struct store_config *config, store_group_fn *each, void *each_ctx,
+                   struct wal_report *report_out, struct store **out)
 {
     assert(config->workers > 0);
     struct store *s = store_create(config);

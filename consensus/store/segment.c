@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Problem: what is still needed of a retired WAL file must be found by (group, index) without costing memory per entry
-// and without a file per group. Idea: one file per retirement for all groups, records sorted by group and index; a
-// table of runs that is kept in memory, and the offset of each entry in arrays that are read on demand.
+// Problem: what is still needed of a retired WAL file must be found by (group, index) without costing memory
+// per entry and without a file per group. Idea: one file per retirement for all groups, records sorted by
+// group and index; a table of runs that is kept in memory, and the offset of each entry in arrays that are
+// read on demand.
 //
-// A crash at any point leaves either nothing, a temporary file (deleted at start; its source still exists), or the
-// sealed file. The sums of single records cover offsets too: a wrong offset leads to a record of another name.
+// A crash at any point leaves either nothing, a temporary file (deleted at start; its source still exists),
+// or the sealed file. The sums of single records cover offsets too: a wrong offset leads to a record of
+// another name.
 #include "consensus/store/segment.h"
 #include "node/base/log.h"
 #include <stdio.h>
@@ -14,11 +16,13 @@ enum { FLUSH_BYTES = 1 << 20 };
 
 void segment_path(uint64_t seq, bool is_sealed, char out[SEGMENT_PATH_MAX])
 {
-    int n = snprintf(out, SEGMENT_PATH_MAX, "seg/seg-%016llx%s", (unsigned long long)seq, is_sealed ? "" : ".tmp");
+    int n = snprintf(out, SEGMENT_PATH_MAX, "seg/seg-%016llx%s", (unsigned long long)seq,
+                     is_sealed ? "" : ".tmp");
     assert(n > 0 && n < SEGMENT_PATH_MAX);
 }
 
-void segment_writer_init(struct segment_writer *w, struct disk *disk, uint64_t seq, uint64_t origin, uint32_t kind)
+void segment_writer_init(struct segment_writer *w, struct disk *disk, uint64_t seq, uint64_t origin,
+                         uint32_t kind)
 {
     *w = (struct segment_writer){.disk = disk, .seq = seq, .origin = origin, .kind = kind};
     buf_init(&w->out);
@@ -119,7 +123,8 @@ void segment_end_run(struct segment_writer *w)
 
 static bool continues_run(const struct segment_writer *w, const struct record_disk *r, uint32_t flags)
 {
-    if (!w->has_run || w->run.group != r->group || w->run.term != r->term || w->run.flags != flags || flags & RUN_CONFIG) {
+    if (!w->has_run || w->run.group != r->group || w->run.term != r->term || w->run.flags != flags ||
+        flags & RUN_CONFIG) {
         return false;
     }
     uint64_t last = w->run.first + w->run.span;
@@ -127,7 +132,8 @@ static bool continues_run(const struct segment_writer *w, const struct record_di
     return r->index == last + 1 || (flags & RUN_COMMITTED && r->index - w->run.first < UINT32_MAX);
 }
 
-enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r, struct span record, bool is_committed)
+enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r, struct span record,
+                            bool is_committed)
 {
     uint64_t position = 0;
     TRY(segment_write_raw(w, record, &position));
@@ -147,12 +153,18 @@ enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *
     return RC_OK;
 }
 
-void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t index, uint64_t term, uint64_t position,
-                          uint64_t bytes, uint32_t chunks)
+void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t index, uint64_t term,
+                          uint64_t position, uint64_t bytes, uint32_t chunks)
 {
     segment_end_run(w);
-    struct run_disk r = {.group = group, .origin = w->origin, .first = index, .term = term, .index_pos = position,
-                         .bytes = bytes, .count = chunks, .flags = RUN_SNAPSHOT};
+    struct run_disk r = {.group = group,
+                         .origin = w->origin,
+                         .first = index,
+                         .term = term,
+                         .index_pos = position,
+                         .bytes = bytes,
+                         .count = chunks,
+                         .flags = RUN_SNAPSHOT};
     buf_bytes(&w->runs, &r, sizeof(r));
 }
 
@@ -202,7 +214,7 @@ enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes)
     return RC_OK;
 }
 
-// ---- opening ---------------------------------------------------------------------------------------------------
+// ---- opening ------------------------------------------------------------------------------------
 
 static enum rc read_exact(struct disk *d, struct disk_file *f, uint64_t at, void *to, size_t len)
 {
@@ -223,9 +235,10 @@ static enum rc load_tables(struct disk *d, struct disk_file *f, uint64_t seq, st
     }
     TRY(read_exact(d, f, 0, &h, sizeof(h)));
     TRY(read_exact(d, f, size - sizeof(t), &t, sizeof(t)));
-    if (h.magic != SEGMENT_MAGIC || h.crc != crc32c(0, &h, offsetof(struct segment_header_disk, crc)) || h.seq != seq ||
-        t.magic != SEGMENT_TRAILER_MAGIC || t.crc != crc32c(0, &t, offsetof(struct segment_trailer_disk, crc)) ||
-        t.seq != seq || t.kind != h.kind || t.file_bytes != size ||
+    if (h.magic != SEGMENT_MAGIC || h.crc != crc32c(0, &h, offsetof(struct segment_header_disk, crc)) ||
+        h.seq != seq || t.magic != SEGMENT_TRAILER_MAGIC ||
+        t.crc != crc32c(0, &t, offsetof(struct segment_trailer_disk, crc)) || t.seq != seq ||
+        t.kind != h.kind || t.file_bytes != size ||
         t.runs_pos + (uint64_t)t.runs_count * sizeof(struct run_disk) + sizeof(t) != size) {
         return RC_CORRUPT;
     }
@@ -254,7 +267,8 @@ static enum rc load_tables(struct disk *d, struct disk_file *f, uint64_t seq, st
     return RC_OK;
 }
 
-enum rc segment_load(struct disk *d, uint64_t seq, struct segment **out, struct run_disk **runs, uint32_t *runs_count)
+enum rc segment_load(struct disk *d, uint64_t seq, struct segment **out, struct run_disk **runs,
+                     uint32_t *runs_count)
 {
     char path[SEGMENT_PATH_MAX];
     segment_path(seq, true, path);

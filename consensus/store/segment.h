@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Sealed segments: format, writer, reading of their tables. README.md has the format in words.
 //
-// A segment is written once under a temporary name by the cold thread, sealed (data synced, renamed, directory synced)
-// and never changed. In memory there is one `struct segment` per file and one `struct run` per run that is still live;
-// offset arrays stay on disk.
+// A segment is written once under a temporary name by the cold thread, sealed (data synced, renamed,
+// directory synced) and never changed. In memory there is one `struct segment` per file and one `struct run`
+// per run that is still live; offset arrays stay on disk.
 #pragma once
 #include "consensus/consensus.h"
 #include "consensus/wal/disk.h"
@@ -18,12 +18,12 @@ enum {
     SEGMENT_VERSION = 1,
     SEGMENT_PATH_MAX = 64,
 };
-#define SEGMENT_MAGIC 0x31474553574eu    // Little endian "NWSEG1".
+#define SEGMENT_MAGIC 0x31474553574eu  // Little endian "NWSEG1".
 #define SEGMENT_TRAILER_MAGIC 0x444e45474553574eu
 
 enum segment_kind {
-    SEGMENT_RETIRED = 1,    // Live content of the WAL file `origin`, and snapshots. Its entries count only once the
-                            // checkpoint says that the file is retired.
+    SEGMENT_RETIRED = 1,  // Live content of the WAL file `origin`, and snapshots. Its entries count only once
+                          // the checkpoint says that the file is retired.
     SEGMENT_SNAPSHOTS = 2,  // Snapshots taken on request.
     SEGMENT_INSTALLED = 3,  // A snapshot received from a leader, with its live entries.
 };
@@ -40,14 +40,16 @@ struct segment_header_disk {
 static_assert(sizeof(struct segment_header_disk) == 40, "segment header layout");
 
 enum run_flag {
-    RUN_SNAPSHOT = 1,   // Chunks of a snapshot: first/term are its index and term, count its chunks, index_pos is the
-                        // file position of chunk 0.
-    RUN_COMMITTED = 2,  // All indexes lie at or below the snapshot of their group: no other version can be right.
-    RUN_CONFIG = 4,     // One entry that is a RECORD_CONFIG.
+    RUN_SNAPSHOT = 1,  // Chunks of a snapshot: first/term are its index and term, count its chunks, index_pos
+                       // is the file position of chunk 0.
+    RUN_COMMITTED =
+        2,  // All indexes lie at or below the snapshot of their group: no other version can be right.
+    RUN_CONFIG = 4,  // One entry that is a RECORD_CONFIG.
 };
 
-// One run: entries of one group, of one term, ascending. Dense: `count` offsets. Sparse (count < span + 1; only committed
-// ones): `count` distances from `first`, then `count` offsets. Offsets are u32 file positions / 8.
+// One run: entries of one group, of one term, ascending. Dense: `count` offsets. Sparse (count < span + 1;
+// only committed ones): `count` distances from `first`, then `count` offsets. Offsets are u32 file positions
+// / 8.
 struct run_disk {
     uint64_t group;
     uint64_t origin;
@@ -75,15 +77,15 @@ struct segment_trailer_disk {
 static_assert(sizeof(struct segment_trailer_disk) == 48, "trailer layout");
 
 struct segment {
-    struct list link;    // In a worker's list of doomed ones.
+    struct list link;  // In a worker's list of doomed ones.
     uint64_t seq;
     uint64_t origin;
-    uint64_t bytes;      // File size.
+    uint64_t bytes;  // File size.
     uint32_t kind;
-    _Atomic uint32_t shared_refs;        // Runs, snapshots and reads that use it; 0: the file may go. acq_rel: the last
-                                         // one to let go sees what all others did.
+    _Atomic uint32_t shared_refs;  // Runs, snapshots and reads that use it; 0: the file may go. acq_rel: the
+                                   // last one to let go sees what all others did.
     _Atomic uint64_t shared_live_bytes;  // Relaxed; for choosing what to compact.
-    uint64_t doomed_after;  // Delete once this submission has come back.
+    uint64_t doomed_after;               // Delete once this submission has come back.
 };
 
 // A run that still has live entries, in its glog's table.
@@ -92,10 +94,10 @@ struct run {
     uint64_t first;
     uint64_t term;
     uint32_t span;
-    uint32_t count;       // Entries on disk.
-    uint32_t live;        // Entries of them that are still needed.
-    uint32_t index_pos;   // / 4.
-    uint32_t bytes;       // / 8: of `count` records.
+    uint32_t count;      // Entries on disk.
+    uint32_t live;       // Entries of them that are still needed.
+    uint32_t index_pos;  // / 4.
+    uint32_t bytes;      // / 8: of `count` records.
 };
 static_assert(sizeof(struct run) == 48, "a run costs 48 bytes");
 // What a run adds to its segment's live bytes; an average, because exact sizes would need the offset array.
@@ -110,7 +112,7 @@ static inline uint64_t run_last(const struct run *r)
 
 void segment_path(uint64_t seq, bool is_sealed, char out[SEGMENT_PATH_MAX]);
 
-// ---- writing (cold thread) -------------------------------------------------------------------------------------
+// ---- writing (cold thread) ----------------------------------------------------------------------
 
 struct segment_writer {
     struct disk *disk;
@@ -118,36 +120,40 @@ struct segment_writer {
     uint64_t seq;
     uint64_t origin;
     uint32_t kind;
-    uint64_t flushed;      // File position of out.ptr[0].
-    struct buf out;        // Not yet written.
-    struct buf arrays;     // Index arrays; positions in `runs` are relative until sealed.
-    struct buf runs;       // struct run_disk.
+    uint64_t flushed;   // File position of out.ptr[0].
+    struct buf out;     // Not yet written.
+    struct buf arrays;  // Index arrays; positions in `runs` are relative until sealed.
+    struct buf runs;    // struct run_disk.
     // The open run.
     bool has_run;
     struct run_disk run;
     struct buf deltas;
     struct buf offsets;
 };
-void segment_writer_init(struct segment_writer *w, struct disk *disk, uint64_t seq, uint64_t origin, uint32_t kind);
+void segment_writer_init(struct segment_writer *w, struct disk *disk, uint64_t seq, uint64_t origin,
+                         uint32_t kind);
 void segment_writer_deinit(struct segment_writer *w);  // Removes the temporary file if it was not sealed.
 // Appends one verified record (whole, padded). Entries of a group come in ascending order.
-MUST_USE enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r, struct span record, bool is_committed);
+MUST_USE enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r,
+                                     struct span record, bool is_committed);
 // Appends bytes that belong to no run (snapshot chunks); returns their file position.
 MUST_USE enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t *position);
 // Overwrites bytes written earlier.
 MUST_USE enum rc segment_patch(struct segment_writer *w, uint64_t position, struct span bytes);
-void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t index, uint64_t term, uint64_t position,
-                          uint64_t bytes, uint32_t chunks);
+void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t index, uint64_t term,
+                          uint64_t position, uint64_t bytes, uint32_t chunks);
 void segment_end_run(struct segment_writer *w);
 static inline uint32_t segment_runs_count(const struct segment_writer *w)
 {
     return (uint32_t)(w->runs.len / sizeof(struct run_disk));
 }
 MUST_USE enum rc segment_sync(struct segment_writer *w);  // What was written so far, not yet sealed.
-// Writes tables and trailer, syncs, renames, syncs the directory. Afterwards the positions in `runs` are absolute.
+// Writes tables and trailer, syncs, renames, syncs the directory. Afterwards the positions in `runs` are
+// absolute.
 MUST_USE enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes);
 
-// ---- opening (start-up) ----------------------------------------------------------------------------------------
+// ---- opening (start-up) -------------------------------------------------------------------------
 
 // Reads header, trailer and run table of a sealed segment. RC_CORRUPT if they are not whole.
-MUST_USE enum rc segment_load(struct disk *d, uint64_t seq, struct segment **out, struct run_disk **runs, uint32_t *runs_count);
+MUST_USE enum rc segment_load(struct disk *d, uint64_t seq, struct segment **out, struct run_disk **runs,
+                              uint32_t *runs_count);

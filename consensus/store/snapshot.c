@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The published snapshot as a value, and the header of its chunk stream.
 //
-// Header, version 1: u8 version, u32 fsm version, u32 chunks (header chunks included), u64 state bytes, u64 config index,
-// str16 config, u32 number of live ranges, then for each a varint gap (to the end of the one before) and a varint length - 1.
-// It travels in RECORD_SNAPSHOT chunks flagged RECORD_FLAG_HEADER, in front of the state's.
+// Header, version 1: u8 version, u32 fsm version, u32 chunks (header chunks included), u64 state bytes, u64
+// config index, str16 config, u32 number of live ranges, then for each a varint gap (to the end of the one
+// before) and a varint length - 1. It travels in RECORD_SNAPSHOT chunks flagged RECORD_FLAG_HEADER, in front
+// of the state's.
 #include "consensus/store/core.h"
 #include "node/base/reader.h"
 
@@ -84,7 +85,7 @@ uint64_t snapshot_live_between(const struct snapshot *s, uint64_t first, uint64_
     return n;
 }
 
-// ---- the header ----------------------------------------------------------------------------------------------------------
+// ---- the header ---------------------------------------------------------------------------------
 
 static void put_varint(struct buf *to, uint64_t v)
 {
@@ -171,13 +172,18 @@ enum rc snapshot_header_decode(struct span bytes, struct snapshot_header *out)
     return RC_OK;
 }
 
-void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, uint16_t kind, uint16_t flags, uint32_t aux,
-                struct span payload)
+void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, uint16_t kind, uint16_t flags,
+                uint32_t aux, struct span payload)
 {
     size_t size = record_size((uint32_t)payload.len);
     uint8_t *p = buf_extend(to, size);
-    struct record_disk r = {.len = (uint32_t)payload.len, .group = group, .index = index, .term = term, .kind = kind,
-                            .flags = flags, .aux = aux};
+    struct record_disk r = {.len = (uint32_t)payload.len,
+                            .group = group,
+                            .index = index,
+                            .term = term,
+                            .kind = kind,
+                            .flags = flags,
+                            .aux = aux};
     memcpy(p, &r, sizeof(r));
     uint32_t crc = crc32c(0, p + 4, RECORD_HEADER_BYTES - 4);
     r.crc = crc32c_copy(crc, p + RECORD_HEADER_BYTES, payload.ptr, payload.len);

@@ -1,34 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moving snapshots: reading one for a member that is behind, receiving one, loading one into the state machine.
+// Moving snapshots: reading one for a member that is behind, receiving one, loading one into the state
+// machine.
 //
-// What is sent is records: the live entries in order, then all RECORD_SNAPSHOT chunks (header chunks first). The receiver
-// writes them as they come into a segment under construction; the last piece checks that nothing is missing, seals the
-// segment, and only then the log is replaced (P11), through glog_cut like any other cut (P12).
+// What is sent is records: the live entries in order, then all RECORD_SNAPSHOT chunks (header chunks first).
+// The receiver writes them as they come into a segment under construction; the last piece checks that nothing
+// is missing, seals the segment, and only then the log is replaced (P11), through glog_cut like any other cut
+// (P12).
 #include "consensus/store/read.h"
 
 enum {
-    LIVE_PER_PIECE = 1024,     // Live entries looked up for one piece.
-    HOLD_RETIREMENTS = 8,      // Retirements for which a snapshot that is being sent is kept, since its last piece.
+    LIVE_PER_PIECE = 1024,  // Live entries looked up for one piece.
+    HOLD_RETIREMENTS =
+        8,  // Retirements for which a snapshot that is being sent is kept, since its last piece.
     LOAD_BYTES = 1 << 20,
 };
-#define POSITION_CHUNKS ((uint64_t)1 << 63)  // Position: a live index, or this flag and an offset in the chunks.
+#define POSITION_CHUNKS                                                                                      \
+    ((uint64_t)1 << 63)  // Position: a live index, or this flag and an offset in the chunks.
 
-// ---- a walk over a snapshot's chunks ---------------------------------------------------------------------------------------
+// ---- a walk over a snapshot's chunks ------------------------------------------------------------
 
 struct chunks {
     struct segment *segment;  // Held.
     uint64_t group;
     uint64_t index;
-    uint64_t position;        // Of chunk 0.
+    uint64_t position;  // Of chunk 0.
     uint64_t bytes;
-    uint64_t at;              // Offset of the next record.
+    uint64_t at;  // Offset of the next record.
 };
 
 static void chunks_begin(struct chunks *c, const struct glog *g, uint64_t at)
 {
     const struct snapshot *s = g->snapshot;
-    *c = (struct chunks){.segment = s->segment, .group = g->group, .index = s->index, .position = s->position,
-                         .bytes = s->bytes, .at = at};
+    *c = (struct chunks){.segment = s->segment,
+                         .group = g->group,
+                         .index = s->index,
+                         .position = s->position,
+                         .bytes = s->bytes,
+                         .at = at};
     segment_hold(s->segment);
 }
 
@@ -47,8 +55,8 @@ static enum rc chunks_read(struct chunks *c, struct cold *cold, size_t bytes_max
     while (c->at < c->bytes) {
         struct record_disk r;
         struct span record;
-        rc = cold_record(cold, (struct cold_file){.seq = c->segment->seq, .is_segment = true}, c->position + c->at,
-                         c->group, c->index, &r, &record);
+        rc = cold_record(cold, (struct cold_file){.seq = c->segment->seq, .is_segment = true},
+                         c->position + c->at, c->group, c->index, &r, &record);
         if (rc == RC_OK && r.kind != RECORD_SNAPSHOT) {
             rc = RC_CORRUPT;
         }
@@ -62,7 +70,7 @@ static enum rc chunks_read(struct chunks *c, struct cold *cold, size_t bytes_max
     return rc;
 }
 
-// ---- sending -----------------------------------------------------------------------------------------------------------------
+// ---- sending ------------------------------------------------------------------------------------
 
 struct sending {
     struct plan plan;
@@ -183,9 +191,10 @@ void glog_snapshot_read_start(struct glog *g, struct glog_snapshot_read *r)
     exec_submit(g->worker->exec, &r->job);
 }
 
-// ---- receiving -----------------------------------------------------------------------------------------------------------------
+// ---- receiving ----------------------------------------------------------------------------------
 
-// One transfer into one group. Owner: the worker for `is_dropped`, the cold thread for the rest until the last piece.
+// One transfer into one group. Owner: the worker for `is_dropped`, the cold thread for the rest until the
+// last piece.
 struct receive {
     struct plan plan;
     struct job drop;
@@ -195,14 +204,14 @@ struct receive {
     uint64_t term;
     bool is_dropped;
     struct segment_writer writer;
-    uint64_t last_entry;      // Highest live entry so far.
+    uint64_t last_entry;  // Highest live entry so far.
     uint64_t entries;
     uint32_t next_chunk;
     uint64_t state_bytes;
     bool has_header;
     struct buf header_bytes;
     struct snapshot_header header;
-    uint64_t position;        // Of chunk 0.
+    uint64_t position;  // Of chunk 0.
     uint64_t bytes;
     uint64_t segment_seq;
     uint64_t segment_bytes;
@@ -288,7 +297,8 @@ static enum rc receive_record(struct receive *r, const struct record_disk *rec, 
         r->entries++;
         return segment_write_entry(&r->writer, rec, record, true);
     }
-    if (rec->kind != RECORD_SNAPSHOT || rec->index != r->index || rec->term != r->term || rec->aux != r->next_chunk) {
+    if (rec->kind != RECORD_SNAPSHOT || rec->index != r->index || rec->term != r->term ||
+        rec->aux != r->next_chunk) {
         return RC_MALFORMED;
     }
     TRY(receive_header(r, rec, record));
@@ -318,7 +328,8 @@ static enum rc receive_complete(struct receive *r)
             return RC_MALFORMED;
         }
     }
-    if (r->header.chunks != r->next_chunk || r->header.state_bytes != r->state_bytes || entries != r->entries) {
+    if (r->header.chunks != r->next_chunk || r->header.state_bytes != r->state_bytes ||
+        entries != r->entries) {
         return RC_MALFORMED;
     }
     segment_add_snapshot(&r->writer, r->group, r->index, r->term, r->position, r->bytes, r->next_chunk);
@@ -378,8 +389,14 @@ static void install(struct glog *g, struct receive *r)
         if (d->flags & RUN_SNAPSHOT) {
             continue;
         }
-        struct run run = {.segment = s, .first = d->first, .term = d->term, .span = d->span, .count = d->count,
-                          .live = d->count, .index_pos = (uint32_t)(d->index_pos / 4), .bytes = (uint32_t)(d->bytes / 8)};
+        struct run run = {.segment = s,
+                          .first = d->first,
+                          .term = d->term,
+                          .span = d->span,
+                          .count = d->count,
+                          .live = d->count,
+                          .index_pos = (uint32_t)(d->index_pos / 4),
+                          .bytes = (uint32_t)(d->bytes / 8)};
         segment_hold(s);
         glog_add_run(g, &run);
     }
@@ -468,7 +485,7 @@ void glog_snapshot_write_abort(struct glog *g)
     }
 }
 
-// ---- loading -------------------------------------------------------------------------------------------------------------------
+// ---- loading ------------------------------------------------------------------------------------
 
 struct loading {
     struct plan plan;

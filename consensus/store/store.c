@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The workers' side of the store: turns, submissions, bookkeeping of what may be deleted.
 //
-// A submission's number is its place in the worker's own order. "Everything laid down so far is durable" is always
-// told by such a number: retirement and deletion wait for it, because what they act on (truncations, deletions) may itself
-// not be durable yet, and a crash would bring back a log whose segments are gone.
+// A submission's number is its place in the worker's own order. "Everything laid down so far is durable" is
+// always told by such a number: retirement and deletion wait for it, because what they act on (truncations,
+// deletions) may itself not be durable yet, and a crash would bring back a log whose segments are gone.
 #include "consensus/store/core.h"
 
 enum { RECOVERED_FILES_KEPT = 2 };
@@ -36,24 +36,26 @@ static void file_closed(struct store_worker *w, uint64_t seq)
     w->closed_seq = seq;
 }
 
-struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct exec *cold, const struct store_hooks *hooks)
+struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct exec *cold,
+                                       const struct store_hooks *hooks)
 {
     assert(worker < s->config.workers);
     struct store_worker *w = &s->workers[worker];
     assert(w->exec == NULL);
     w->exec = cold;
     w->hooks = *hooks;
-    // Left from before the start: the last few may wait until a new file is closed (their groups may be able to take
-    // snapshots by then); a node that is restarted over and over must not gather them.
+    // Left from before the start: the last few may wait until a new file is closed (their groups may be able
+    // to take snapshots by then); a node that is restarted over and over must not gather them.
     for (uint32_t i = 0; i + RECOVERED_FILES_KEPT < s->recovered_count; i++) {
         file_closed(w, s->recovered_files[i]);
     }
     return w;
 }
 
-// ---- plans -----------------------------------------------------------------------------------------------------------
+// ---- plans --------------------------------------------------------------------------------------
 
-void plan_begin(struct store_worker *w, struct plan *p, void (*free_fn)(struct store_worker *w, struct plan *p))
+void plan_begin(struct store_worker *w, struct plan *p,
+                void (*free_fn)(struct store_worker *w, struct plan *p))
 {
     p->free = free_fn;
     list_add_tail(&w->plans, &p->link);
@@ -65,7 +67,7 @@ void plan_end(struct store_worker *w, struct plan *p)
     p->free(w, p);
 }
 
-// ---- segments without users --------------------------------------------------------------------------------------------
+// ---- segments without users ---------------------------------------------------------------------
 
 void segment_release(struct store_worker *w, struct segment *s)
 {
@@ -104,7 +106,8 @@ static void deletion_run(struct job *job)
 {
     struct deletion *d = container_of(job, struct deletion, job);
     struct disk *disk = d->worker->store->config.disk;
-    list_each(item, &d->segments) {
+    list_each(item, &d->segments)
+    {
         char path[SEGMENT_PATH_MAX];
         segment_path(list_entry(item, struct segment, link)->seq, true, path);
         // A file that stays is found without users at the next start and goes then.
@@ -124,7 +127,8 @@ static void delete_doomed(struct store_worker *w)
 {
     bool all_durable = w->completed == w->submitted && w->arena.pending_count == 0;
     struct deletion *d = NULL;
-    list_each(item, &w->doomed) {
+    list_each(item, &w->doomed)
+    {
         struct segment *s = list_entry(item, struct segment, link);
         if (!all_durable && s->doomed_after > w->completed) {
             break;
@@ -144,7 +148,7 @@ static void delete_doomed(struct store_worker *w)
     }
 }
 
-// ---- turns -------------------------------------------------------------------------------------------------------------
+// ---- turns --------------------------------------------------------------------------------------
 
 static struct submission *submission_take(struct store_worker *w, uint32_t ranges)
 {
@@ -212,7 +216,8 @@ enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *bas
     enum rc rc = base->result;
     if (rc == RC_OK) {
         for (uint32_t i = 0; i < base->ranges_count; i++) {
-            arena_range_durable(&w->arena, &s->ranges[i], base->ranges[i].file_seq, base->ranges[i].file_offset);
+            arena_range_durable(&w->arena, &s->ranges[i], base->ranges[i].file_seq,
+                                base->ranges[i].file_offset);
         }
     } else {
         w->has_failed = true;
@@ -257,7 +262,7 @@ uint64_t store_worker_unsynced_bytes(const struct store_worker *w)
     return w->arena.unsynced_bytes;
 }
 
-// ---- closing -------------------------------------------------------------------------------------------------------------
+// ---- closing ------------------------------------------------------------------------------------
 
 static void worker_close(struct store_worker *w)
 {
@@ -275,7 +280,8 @@ static void worker_close(struct store_worker *w)
     while (!list_is_empty(&w->closed)) {
         free(list_entry(list_pop(&w->closed), struct closed_file, link));
     }
-    list_each(item, &w->submissions) {
+    list_each(item, &w->submissions)
+    {
         struct submission *s = list_entry(item, struct submission, all);
         free(s->ranges);
         free(s->base.ranges);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tests of the store share: a store on a simulated disk with an executor and a WAL pump that move only when told,
-// a toy state machine, and a model of what every group's log must hold. Included by one test file each.
+// What the tests of the store share: a store on a simulated disk with an executor and a WAL pump that move
+// only when told, a toy state machine, and a model of what every group's log must hold. Included by one test
+// file each.
 #pragma once
 #include "consensus/store/core.h"
 #include "consensus/wal/internal.h"
@@ -40,11 +41,11 @@ struct model {
     struct model_entry entries[INDEX_MAX];  // As of all ops.
     uint64_t last;
     struct hard_state hard_state;
-    uint64_t committed;      // Never truncated; snapshots are taken here.
+    uint64_t committed;  // Never truncated; snapshots are taken here.
     struct model_snapshot snapshots[SNAPSHOTS_MAX];
     uint32_t snapshots_count;
-    uint64_t published;      // Index of the newest that became current.
-    bool dead[INDEX_MAX];    // Settled: not in the next live set.
+    uint64_t published;    // Index of the newest that became current.
+    bool dead[INDEX_MAX];  // Settled: not in the next live set.
     bool snapshots_refused;
     uint64_t state_bytes;
     uint64_t size_estimate;
@@ -71,7 +72,7 @@ struct fixture {
     struct test_exec execs[WORKERS_MAX];
     struct store_config config;
     struct wal_report report;
-    struct list done;       // Submissions that came back from the WAL.
+    struct list done;                     // Submissions that came back from the WAL.
     struct model models[GROUPS_MAX + 1];  // By group id, from 1.
     struct glog *logs[GROUPS_MAX + 1];
     struct store_group found[GROUPS_MAX + 1];  // Of the last start; group = 0: not reported.
@@ -89,7 +90,7 @@ static uint8_t payload_byte(uint64_t group, uint64_t index, uint64_t term, uint6
     return (uint8_t)(group * 31 + index * 7 + term * 101 + at * 13 + (at >> 8) + 1);
 }
 
-// ---- the toy state machine -------------------------------------------------------------------------------------------------
+// ---- the toy state machine ----------------------------------------------------------------------
 
 static struct fixture *toy_fixture;
 
@@ -158,7 +159,8 @@ static bool on_snapshot_begin(void *ctx, uint64_t group, struct store_snapshot_s
         buf_bytes(&s->live, &r, sizeof(r));
     }
     struct toy_snapshot *t = mem_zalloc(sizeof(*t));
-    *t = (struct toy_snapshot){.group = group, .index = m->committed, .left = m->state_bytes, .total = m->state_bytes};
+    *t = (struct toy_snapshot){
+        .group = group, .index = m->committed, .left = m->state_bytes, .total = m->state_bytes};
     buf_span_bytes(&t->live, buf_span(&s->live));
     f->snapshots_open++;
     *out = (struct store_snapshot_source){.ops = &toy_ops,
@@ -222,7 +224,7 @@ static void on_group(void *ctx, const struct store_group *g)
     f->logs[g->group] = g->log;
 }
 
-// ---- moving ---------------------------------------------------------------------------------------------------------------------
+// ---- moving -------------------------------------------------------------------------------------
 
 static bool is_dead(const struct fixture *f)
 {
@@ -253,8 +255,11 @@ static void fixture_open(struct fixture *f)
         f->store = NULL;
         return;
     }
-    struct store_hooks hooks = {.submit = on_submit, .snapshot_begin = on_snapshot_begin,
-                                .snapshot_taken = on_snapshot_taken, .wal_retired = on_wal_retired, .ctx = f};
+    struct store_hooks hooks = {.submit = on_submit,
+                                .snapshot_begin = on_snapshot_begin,
+                                .snapshot_taken = on_snapshot_taken,
+                                .wal_retired = on_wal_retired,
+                                .ctx = f};
     for (uint32_t i = 0; i < f->workers_count; i++) {
         f->execs[i].base.submit = on_exec;
         list_init(&f->execs[i].waiting);
@@ -271,7 +276,8 @@ static void on_log(void *ctx, enum log_level level, const char *line)
     }
 }
 
-static void fixture_init(struct fixture *f, uint32_t workers, uint64_t memtable_bytes, uint64_t wal_file_bytes)
+static void fixture_init(struct fixture *f, uint32_t workers, uint64_t memtable_bytes,
+                         uint64_t wal_file_bytes)
 {
     memset(f, 0, sizeof(*f));
     toy_fixture = f;
@@ -404,7 +410,7 @@ static void settle(struct fixture *f)
     }
 }
 
-// ---- doing ----------------------------------------------------------------------------------------------------------------------
+// ---- doing --------------------------------------------------------------------------------------
 
 static struct model_op *op_add(struct fixture *f, uint64_t group, int kind, uint64_t index)
 {
@@ -414,7 +420,8 @@ static struct model_op *op_add(struct fixture *f, uint64_t group, int kind, uint
         m->ops = mem_realloc(m->ops, m->ops_cap * sizeof(*m->ops));
     }
     struct model_op *op = &m->ops[m->ops_count++];
-    *op = (struct model_op){.kind = kind, .index = index, .submission = store_worker_submission(worker_of(f, group))};
+    *op = (struct model_op){
+        .kind = kind, .index = index, .submission = store_worker_submission(worker_of(f, group))};
     return op;
 }
 
@@ -473,7 +480,8 @@ static void settle_messages(struct fixture *f, uint64_t group, uint64_t first, u
     }
 }
 
-// Fills the current WAL file so that it is closed and retired. Group 8 is the filler: everything of it is dead at once.
+// Fills the current WAL file so that it is closed and retired. Group 8 is the filler: everything of it is
+// dead at once.
 static void roll_file(struct fixture *f)
 {
     uint32_t before = f->retired_count;
@@ -487,7 +495,7 @@ static void roll_file(struct fixture *f)
     ck_assert(f->retired_count > before || is_dead(f));
 }
 
-// ---- checking -------------------------------------------------------------------------------------------------------------------
+// ---- checking -----------------------------------------------------------------------------------
 
 static bool payload_is(uint64_t group, uint64_t index, const struct model_entry *e, struct span payload)
 {
@@ -504,11 +512,14 @@ static void on_read_done(struct glog_read *r)
 }
 
 // Reads cold, moving only the executor. Returns the result code.
-static enum rc read_cold(struct fixture *f, uint64_t group, const uint64_t *indexes, uint32_t count, size_t bytes_max,
-                         struct glog_read *r)
+static enum rc read_cold(struct fixture *f, uint64_t group, const uint64_t *indexes, uint32_t count,
+                         size_t bytes_max, struct glog_read *r)
 {
     bool is_done = false;
-    *r = (struct glog_read){.indexes = indexes, .indexes_count = count, .bytes_max = bytes_max, .done = on_read_done,
+    *r = (struct glog_read){.indexes = indexes,
+                            .indexes_count = count,
+                            .bytes_max = bytes_max,
+                            .done = on_read_done,
                             .owner = &is_done};
     glog_read_start(log_of(f, group), r);
     while (!is_done && step_job(f, (uint32_t)(group % f->workers_count))) {
@@ -538,7 +549,8 @@ static bool has_entry(struct fixture *f, uint64_t group, uint64_t index, const s
         uint64_t size = 0;
         ck_assert_int_eq(record_check(buf_span(&r.bytes), &d, &size), RC_OK);
         is_right = size == r.bytes.len && d.group == group && d.index == index && d.term == want->term &&
-                   d.kind == want->kind && payload_is(group, index, want, span_of(r.bytes.ptr + RECORD_HEADER_BYTES, d.len));
+                   d.kind == want->kind &&
+                   payload_is(group, index, want, span_of(r.bytes.ptr + RECORD_HEADER_BYTES, d.len));
     }
     buf_deinit(&r.bytes);
     return is_right;
@@ -578,7 +590,8 @@ static bool model_is_live(const struct model_snapshot *s, uint64_t index)
     return false;
 }
 
-// The log of `group` is exactly what the model says: dense behind the snapshot, below it the live set and nothing else.
+// The log of `group` is exactly what the model says: dense behind the snapshot, below it the live set and
+// nothing else.
 static void check_group(struct fixture *f, uint64_t group)
 {
     struct model *m = &f->models[group];
@@ -590,8 +603,9 @@ static void check_group(struct fixture *f, uint64_t group)
     for (uint64_t i = 1; i <= m->last; i++) {
         bool must = i > snapshot || model_is_live(s, i);
         if (!(must ? has_entry(f, group, i, &m->entries[i]) : is_absent(f, group, i))) {
-            ck_abort_msg("group %lu entry %lu: %s (snapshot %lu, last %lu)", (unsigned long)group, (unsigned long)i,
-                         must ? "is missing or wrong" : "should be gone", (unsigned long)snapshot, (unsigned long)m->last);
+            ck_abort_msg("group %lu entry %lu: %s (snapshot %lu, last %lu)", (unsigned long)group,
+                         (unsigned long)i, must ? "is missing or wrong" : "should be gone",
+                         (unsigned long)snapshot, (unsigned long)m->last);
         }
     }
     ck_assert(is_absent(f, group, m->last + 1));
@@ -606,7 +620,7 @@ static void check_all(struct fixture *f)
     }
 }
 
-// ---- crashing -------------------------------------------------------------------------------------------------------------------
+// ---- crashing -----------------------------------------------------------------------------------
 
 // Sets the model back to what it was after its first `n` operations.
 static void model_rewind(struct model *m, uint32_t n)
@@ -651,7 +665,8 @@ static bool found_is_model(const struct fixture *f, uint64_t group)
     if (g->group == 0) {
         return m->last == 0 && m->hard_state.term == 0;
     }
-    if (g->last != m->last || g->hard_state.term != m->hard_state.term || g->hard_state.vote != m->hard_state.vote) {
+    if (g->last != m->last || g->hard_state.term != m->hard_state.term ||
+        g->hard_state.vote != m->hard_state.vote) {
         return false;
     }
     for (uint64_t i = g->first; i <= g->last; i++) {
@@ -662,8 +677,8 @@ static bool found_is_model(const struct fixture *f, uint64_t group)
     return true;
 }
 
-// After a start: each group is as after some number of its operations, at least all that were durable; its snapshot is one
-// that was taken, at least the published one. The model is set to that.
+// After a start: each group is as after some number of its operations, at least all that were durable; its
+// snapshot is one that was taken, at least the published one. The model is set to that.
 static void check_recovered(struct fixture *f, const uint64_t *completed)
 {
     ck_assert(!f->report.is_corrupt);
@@ -678,8 +693,9 @@ static void check_recovered(struct fixture *f, const uint64_t *completed)
             model_rewind(m, n);
             is_found = found_is_model(f, group);
             if (n == durable && !is_found) {
-                ck_abort_msg("group %lu: recovered last %lu term %lu is no state since %u operations", (unsigned long)group,
-                             (unsigned long)f->found[group].last, (unsigned long)f->found[group].hard_state.term, durable);
+                ck_abort_msg("group %lu: recovered last %lu term %lu is no state since %u operations",
+                             (unsigned long)group, (unsigned long)f->found[group].last,
+                             (unsigned long)f->found[group].hard_state.term, durable);
             }
         }
         ck_assert(!f->found[group].is_amnesiac);

@@ -14,7 +14,7 @@ static void teardown(void)
     fixture_deinit(&fx);
 }
 
-// ---- tests ------------------------------------------------------------------------------------------------------------
+// ---- tests --------------------------------------------------------------------------------------
 
 START_TEST(what_was_appended_is_read_back)
 {
@@ -125,13 +125,15 @@ START_TEST(ranges_are_contiguous_records_with_their_terms)
     // Limits: bytes (but at least one), ranges, terms.
     ck_assert_int_eq(glog_ranges(g, 1, 3, 1, iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_OK);
     ck_assert_uint_eq(entries, 1);
-    ck_assert_int_eq(glog_ranges(g, 1, 3, 2 * record_size(100), iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_OK);
+    ck_assert_int_eq(
+        glog_ranges(g, 1, 3, 2 * record_size(100), iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_OK);
     ck_assert_uint_eq(entries, 2);
     ck_assert_int_eq(glog_ranges(g, 1, 3, 1 << 20, iov, 1, &iovs, &entries, runs, 4, &runs_count), RC_OK);
     ck_assert_uint_eq(entries, 2);
     ck_assert_int_eq(glog_ranges(g, 1, 3, 1 << 20, iov, 4, &iovs, &entries, runs, 1, &runs_count), RC_OK);
     ck_assert_uint_eq(entries, 2);
-    ck_assert_int_eq(glog_ranges(g, 4, 9, 1 << 20, iov, 4, &iovs, &entries, runs, 4, &runs_count), RC_NOT_FOUND);
+    ck_assert_int_eq(glog_ranges(g, 4, 9, 1 << 20, iov, 4, &iovs, &entries, runs, 4, &runs_count),
+                     RC_NOT_FOUND);
 }
 END_TEST
 
@@ -230,7 +232,11 @@ START_TEST(a_cold_read_under_way_never_returns_what_is_truncated_meanwhile)
     append_many(&fx, 1, 1, 100, 10);
     uint64_t indexes[3] = {5, 6, 7};
     bool is_done = false;
-    struct glog_read r = {.indexes = indexes, .indexes_count = 3, .bytes_max = 1 << 20, .done = on_read_done, .owner = &is_done};
+    struct glog_read r = {.indexes = indexes,
+                          .indexes_count = 3,
+                          .bytes_max = 1 << 20,
+                          .done = on_read_done,
+                          .owner = &is_done};
     glog_read_start(log_of(&fx, 1), &r);
     ck_assert(step_job(&fx, 0));  // Has run, is not told.
     truncate_from(&fx, 1, 6);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random histories of several groups on several workers against the model, in any interleaving of turns, WAL batches and
-// cold jobs, with crashes and kills in between.
+// Random histories of groups and workers against the model, in any interleaving, with crashes and kills.
 // links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
 #include "tests/unit/consensus/store_fixture.h"
 
@@ -55,7 +54,8 @@ static void step_group(uint64_t group)
         break;
     case 1:
         if (m->last > m->committed) {
-            write_hard_state(&fx, group, term + 1, 0);  // Only a new leader truncates: index and term name an entry.
+            write_hard_state(&fx, group, term + 1,
+                             0);  // Only a new leader truncates: index and term name an entry.
             truncate_from(&fx, group, m->committed + 1 + rng_below(&rng, m->last - m->committed));
         }
         break;
@@ -187,7 +187,8 @@ int main(void)
     TCase *t = tcase_create("store");
     tcase_set_timeout(t, 120);
     const char *seeds = getenv("SEEDS");  // More than usual.
-    tcase_add_loop_test(t, any_history_with_crashes_is_what_the_model_says, 0, seeds == NULL ? SEEDS : atoi(seeds));
+    tcase_add_loop_test(t, any_history_with_crashes_is_what_the_model_says, 0,
+                        seeds == NULL ? SEEDS : atoi(seeds));
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Retirement of WAL files, snapshots, checkpoints, recovery from all of them; crashes at every disk operation.
+// Retirement of WAL files, snapshots, checkpoints, recovery from all of them; crashes at every operation.
 // links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
 #include "tests/unit/consensus/store_fixture.h"
 
@@ -97,8 +97,11 @@ static enum rc transfer(struct fixture *to, size_t bytes_max)
     uint64_t position = 0;
     for (bool is_last = false; !is_last && !is_dead(to);) {
         bool is_done = false;
-        struct glog_snapshot_read r = {.index = info.index, .position = position, .bytes_max = bytes_max,
-                                       .done = on_snapshot_read, .owner = &is_done};
+        struct glog_snapshot_read r = {.index = info.index,
+                                       .position = position,
+                                       .bytes_max = bytes_max,
+                                       .done = on_snapshot_read,
+                                       .owner = &is_done};
         glog_snapshot_read_start(log_of(&fx, 1), &r);
         while (!is_done && step_job(&fx, 0)) {
         }
@@ -108,7 +111,10 @@ static enum rc transfer(struct fixture *to, size_t bytes_max)
         is_last = r.is_last;
         position = r.position;
         is_done = false;
-        struct glog_snapshot_write w = {.info = info, .bytes = r.bytes, .is_last = r.is_last, .done = on_snapshot_write,
+        struct glog_snapshot_write w = {.info = info,
+                                        .bytes = r.bytes,
+                                        .is_last = r.is_last,
+                                        .done = on_snapshot_write,
                                         .owner = &is_done};
         glog_snapshot_write_start(log_of(to, 1), &w);
         while (!is_done && step_job(to, 0)) {
@@ -145,7 +151,7 @@ static void model_install(struct fixture *to, uint64_t group)
     op_add(to, group, OP_INSTALL, index)->submission = 0;
 }
 
-// ---- tests ------------------------------------------------------------------------------------------------------------
+// ---- tests --------------------------------------------------------------------------------------
 
 START_TEST(a_full_file_is_retired_and_what_is_live_is_read_from_the_segment)
 {
@@ -338,7 +344,8 @@ START_TEST(a_segment_stays_until_the_truncation_that_emptied_it_is_durable)
     roll_file(&fx);
     append(&fx, GROUPS_MAX, 1, 10);
     settle(&fx);
-    request_snapshot(GROUPS_MAX, fx.models[GROUPS_MAX].last);  // Nothing but group 1 is in the first segment now.
+    request_snapshot(GROUPS_MAX,
+                     fx.models[GROUPS_MAX].last);  // Nothing but group 1 is in the first segment now.
     truncate_from(&fx, 1, 1);
     for (int i = 0; i < 3; i++) {
         flush(&fx);
@@ -411,7 +418,8 @@ START_TEST(a_snapshot_is_kept_while_it_is_being_sent)
     settle_messages(&fx, 1, 1, 18);
     request_snapshot(1, 20);
     bool is_done = false;
-    struct glog_snapshot_read r = {.index = 20, .bytes_max = 100, .done = on_snapshot_read, .owner = &is_done};
+    struct glog_snapshot_read r = {
+        .index = 20, .bytes_max = 100, .done = on_snapshot_read, .owner = &is_done};
     glog_snapshot_read_start(log_of(&fx, 1), &r);
     while (!is_done && step_job(&fx, 0)) {
     }
@@ -502,7 +510,8 @@ START_TEST(a_crash_right_after_an_install_shows_old_or_new_and_nothing_between)
     fixture_init(to, 1, 256 << 10, FILE_BYTES);
     append_many(to, 1, 2, 77, 60);
     ck_assert_int_eq(transfer(to, 1000), RC_OK);
-    // Sealed and published, but the mark in the WAL is not written: the snapshot counts, the conflicting tail does not.
+    // Sealed and published, but the mark in the WAL is not written: the snapshot counts, the conflicting tail
+    // does not.
     fixture_close(to);
     sim_disk_kill(to->disk);
     fixture_open(to);
@@ -578,7 +587,8 @@ START_TEST(a_damaged_piece_is_refused_and_leaves_the_log_as_it_was)
     ck_assert_int_eq(glog_snapshot_info(log_of(&fx, 1), &info), RC_OK);
     for (int i = 0; i < 3; i++) {
         bool is_done = false;
-        struct glog_snapshot_write w = {.info = info, .is_last = i != 2, .done = on_snapshot_write, .owner = &is_done};
+        struct glog_snapshot_write w = {
+            .info = info, .is_last = i != 2, .done = on_snapshot_write, .owner = &is_done};
         buf_init(&w.bytes);
         if (i == 0) {
             buf_bytes(&w.bytes, "garbage", 7);
@@ -681,7 +691,8 @@ START_TEST(a_read_under_way_holds_the_wal_file_it_refers_to)
     fixture_open(&fx);  // Recovered: not in memory.
     uint64_t index = 3;
     bool is_done = false;
-    struct glog_read r = {.indexes = &index, .indexes_count = 1, .bytes_max = 1, .done = on_read_done, .owner = &is_done};
+    struct glog_read r = {
+        .indexes = &index, .indexes_count = 1, .bytes_max = 1, .done = on_read_done, .owner = &is_done};
     while (fx.closed_count == 0) {
         append(&fx, GROUPS_MAX, 1, 4000);
         flush(&fx);
@@ -735,7 +746,8 @@ START_TEST(every_worker_must_be_through_with_a_file_before_it_goes)
 }
 END_TEST
 
-// A fixed story with truncation, retirement, snapshots and votes, cut at disk operation `at`. Returns false if it ended first.
+// A fixed story with truncation, retirement, snapshots and votes, cut at disk operation `at`. Returns false
+// if it ended first.
 static bool story(uint64_t at, uint64_t seed, bool is_power_cut)
 {
     static struct fixture f;
