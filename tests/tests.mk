@@ -22,3 +22,35 @@ LOAD_LIBS := $(B)/lib/tests-tools.a $(foreach d,proto/amqp09 node/base,$(B)/lib/
 $(B)/warren-load: $(LOAD_LIBS)
 	$(CC) $(LDFLAGS_ALL) -o $@ -Wl,--whole-archive $(B)/lib/tests-tools.a -Wl,--no-whole-archive $(LOAD_LIBS) $(LIBS_ALL)
 test-programs: $(B)/warren-load
+
+# ---- fuzzers and benchmarks ------------------------------------------------------------------------------------
+FUZZ_S ?= 20
+FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
+$(B)/tests/fuzz/%: tests/fuzz/%.c $$(call links_of,tests/fuzz/$$*.c) | $(PB_H)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) $(FUZZ_FLAGS) -Wno-unused-parameter -MMD -MP -MF $@.d -MT $@ $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(call links_of,$<) -Wl,--end-group $(LIBS_ALL)
+fuzz-programs: $(FUZZERS:%=$(B)/tests/fuzz/%)
+
+# With clang: coverage-guided. Without: random and damaged bytes.
+fuzz: deps
+	@if command -v clang >/dev/null && echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return 0; }' | clang -x c -fsanitize=fuzzer -o /dev/null - 2>/dev/null; then \
+	  $(MAKE) --no-print-directory -j$$(nproc) B=build/fuzz CC=clang SAN=address,undefined OPT="-O1 -g" CFLAGS="-fsanitize=fuzzer-no-link -Wno-error" \
+	    FUZZ_FLAGS="-fsanitize=fuzzer -DFUZZ_ENGINE" fuzz-programs && \
+	  for f in $(FUZZERS); do echo "$$f"; build/fuzz/tests/fuzz/$$f -max_total_time=$(FUZZ_S) -timeout=10 -max_len=4096 -print_final_stats=1 2>&1 | grep -E 'ERROR|SUMMARY|number_of_executed|Assert' ; \
+	    [ "$${PIPESTATUS:-0}" = 0 ] || exit 1; done; \
+	else \
+	  $(MAKE) --no-print-directory -j$$(nproc) B=build/fuzz SAN=address,undefined OPT="-O1 -g" fuzz-programs && \
+	  for f in $(FUZZERS); do echo "$$f"; build/fuzz/tests/fuzz/$$f $$(($(FUZZ_S) * 2000)) || exit 1; done; \
+	fi
+
+BENCHES := $(patsubst tests/bench/%.c,%,$(wildcard tests/bench/bench_*.c))
+$(B)/tests/bench/%: tests/bench/%.c $$(call links_of,tests/bench/$$*.c) | $(PB_H)
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS_ALL) -Wno-unused-parameter -MMD -MP -MF $@.d -MT $@ $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(call links_of,$<) -Wl,--end-group $(LIBS_ALL)
+bench-programs: $(BENCHES:%=$(B)/tests/bench/%)
+# Parts by themselves, then a local cluster under load. Figures drift on a shared machine.
+bench: all
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) bench-programs test-programs
+	@mkdir -p $(B)/bench-data && $(B)/tests/bench/bench_wal $(B)/bench-data && rm -rf $(B)/bench-data
+	@$(B)/tests/bench/bench_peer && $(B)/tests/bench/bench_amqp09
+	@WARREN_BUILD=$(abspath $(B)) deploy/local-cluster up 3 && $(B)/warren-load --port 5672 --seconds 10; WARREN_BUILD=$(abspath $(B)) deploy/local-cluster down

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+// links: consensus/wal proto node/base
 // What a sync costs here: time and throughput of the log by batch size and alignment, first use of a file against its
 // reuse, and the speed of replay (engine-notes §8.1, §8.5). Not part of make test.
 //
