@@ -557,14 +557,16 @@ START_TEST(a_million_ready_messages_cost_eight_bytes_each)
 {
     struct queue_ready r;
     queue_ready_init(&r);
-    size_t before = mallinfo2().uordblks + mallinfo2().hblkhd;
+    size_t before = mallinfo2().uordblks + mallinfo2().hblkhd;  // 0 under a sanitizer.
     for (uint64_t i = 1; i <= 1000000; i++) {
         queue_ready_push(&r, QUEUE_PRIORITY_ABSENT, queue_ref_make(i, 1000));
     }
     size_t used = mallinfo2().uordblks + mallinfo2().hblkhd - before;
     ck_assert_uint_le(used, 8200000);
     for (uint64_t i = 1; i <= 1000000; i++) {
-        ck_assert_uint_eq(queue_ref_index(queue_ready_pop(&r)), i);
+        if (queue_ref_index(queue_ready_pop(&r)) != i) {
+            ck_abort_msg("out of order at %llu", (unsigned long long)i);
+        }
     }
     ck_assert_uint_eq(queue_ready_pop(&r), 0);
     queue_ready_clear(&r);
@@ -621,9 +623,7 @@ static TCase *all_tests(void)
     tcase_add_test(t, a_closed_channel_returns_its_messages_with_a_failure_in_delivery_order);
     tcase_add_test(t, node_down_returns_without_a_failure_and_spares_later_incarnations);
     tcase_add_test(t, sizes_from_one_mebibyte_on_stand_in_the_side_table);
-#ifndef __SANITIZE_ADDRESS__
     tcase_add_test(t, a_million_ready_messages_cost_eight_bytes_each);
-#endif
     tcase_add_test(t, a_queue_without_sessions_holds_no_memory_beyond_its_struct);
     return t;
 }
