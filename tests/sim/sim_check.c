@@ -245,9 +245,14 @@ void sim_check_node(struct sim_node *n)
         }
         const uint64_t on_disk = x->last > x->snapshot ? x->last : x->snapshot;
         const uint64_t safe = st.commit < st.durable ? st.commit : st.durable;
+        // A leader's commit index moves to entries of its own term only (Raft figure 8, P2).
+        const bool is_counted = st.role == ROLE_LEADER && n->is_leader_seen[i] && st.term == n->term_seen[i] &&
+                                st.commit > n->commit_seen[i] && st.commit <= x->last;
+        const bool is_old = is_counted && shadow_term(x, st.commit) != 0 && shadow_term(x, st.commit) != st.term;
         const char *wrong = st.term < n->term_seen[i]     ? "the term fell"
                             : st.commit < n->commit_seen[i] ? "the commit index fell"
                             : st.commit > st.last           ? "the commit index is beyond the log"
+                            : is_old                        ? "an entry of an older term is committed by counting"
                             : st.applied > safe             ? "applied beyond what is committed and durable"
                             : st.durable > on_disk          ? "claims to be durable what is not on disk"
                                                             : NULL;
@@ -261,6 +266,7 @@ void sim_check_node(struct sim_node *n)
         }
         n->term_seen[i] = st.term;
         n->commit_seen[i] = st.commit;
+        n->is_leader_seen[i] = st.role == ROLE_LEADER;
         if (st.role == ROLE_LEADER) {
             check_leader(n, i, &st);
         }

@@ -481,6 +481,7 @@ void sim_node_start(struct sim_node *n)
     list_init(&n->cold.jobs);
     memset(n->commit_seen, 0, sizeof(n->commit_seen));
     memset(n->term_seen, 0, sizeof(n->term_seen));
+    memset(n->is_leader_seen, 0, sizeof(n->is_leader_seen));
     memset(n->groups, 0, sizeof(n->groups));
     memset(n->machines, 0, sizeof(n->machines));
     struct found *found = mem_zalloc(sizeof(*found));
