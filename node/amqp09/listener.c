@@ -500,12 +500,22 @@ uint16_t amqp09_listener_port(const struct amqp09_listener *l)
     return l->port;
 }
 
+void amqp09_listener_stop(struct amqp09_listener *l)
+{
+    if (l->fd < 0) {
+        return;
+    }
+    uv_poll_stop(&l->poll);
+    close(l->fd);
+    l->fd = -1;
+    l->accept_again_at = 0;
+}
+
 void amqp09_listener_close(struct amqp09_listener *l)
 {
     assert(!l->is_closing);
     l->is_closing = true;
-    uv_poll_stop(&l->poll);
-    close(l->fd);
+    amqp09_listener_stop(l);
     uv_close((uv_handle_t *)&l->poll, on_listener_handle_closed);
     list_each(item, &l->clients)
     {

@@ -20,6 +20,8 @@ struct amqp09_listener_config {
 // RC_INVALID: not an address; RC_SYSTEM: the operating system refused (logged).
 MUST_USE enum rc amqp09_listener_open(const struct amqp09_listener_config *config,
                                       struct amqp09_listener **out);
+// Takes no new connections any more (the socket is closed); those there are go on. Then close.
+void amqp09_listener_stop(struct amqp09_listener *l);
 // Closes the socket and drops its connections at once; memory goes when the loop has closed the handles.
 void amqp09_listener_close(struct amqp09_listener *l);
 // Last in a loop turn: writes each connection's output once, applies what connections asked for. Returns the

@@ -41,7 +41,7 @@ static void look(void *arg)
     struct ctl_replica *r = &l->replica;
     r->is_here = queue_replica_info(c->queues(c->ctx, worker), r->group, &r->info, &r->status);
     if (r->is_here && r->status.config) {
-        l->config = *r->status.config;  // Borrowed from the replica only while on its thread.
+        config_copy(&l->config, r->status.config);  // Borrowed from the replica while on its thread.
         r->status.config = &l->config;
     }
     if (l->transfer_to != 0) {

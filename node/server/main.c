@@ -3,6 +3,7 @@
 #include "node/base/log.h"
 #include "node/base/mem.h"
 #include "node/server/node.h"
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,9 +87,27 @@ static void raise_descriptor_limit(void)
     }
 }
 
+static sigset_t signals;  // Those that end the process; blocked everywhere, taken by the main thread.
+
+// Waits a little for another signal: whoever insists gets an end at once.
+static bool is_hurried(void)
+{
+    struct timespec wait = {.tv_nsec = 5000000};
+    return sigtimedwait(&signals, NULL, &wait) > 0;
+}
+
 static void request_stop(void)
 {
     kill(getpid(), SIGTERM);
+}
+
+// Decision 5: one core is left to the log, the kernel's network and the other threads.
+static uint32_t default_workers(void)
+{
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    const int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return cores <= 2 ? 1 : cores - 1 > WORKERS_MAX ? WORKERS_MAX : (uint32_t)(cores - 1);
 }
 
 int main(int argc, char **argv)
@@ -98,7 +117,6 @@ int main(int argc, char **argv)
     raise_descriptor_limit();
     signal(SIGPIPE, SIG_IGN);
     // Signals are taken by this thread alone; all others inherit the mask.
-    sigset_t signals;
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
@@ -106,7 +124,7 @@ int main(int argc, char **argv)
 
     n->stop_requested = request_stop;
     if (n->config.workers == 0) {
-        n->config.workers = 1;
+        n->config.workers = default_workers();
     }
     log_notice("starting node %s on %s", n->config.node_name, n->config.data_dir);
     struct buf error = {0};
@@ -118,6 +136,13 @@ int main(int argc, char **argv)
     while (sigwait(&signals, &sig) != 0) {
     }
     log_notice("stopping");
+    node_drain(n, is_hurried);
     node_stop(n);
+    if (atomic_load_explicit(&n->shared_restart, memory_order_acquire)) {
+        log_notice("starting again");
+        execv("/proc/self/exe", argv);
+        log_critical("cannot start again; start the node by hand");
+        return 71;
+    }
     return 0;
 }

@@ -162,7 +162,7 @@ static enum rc create_workers(struct node *n)
         struct node_worker *w = &n->workers[i];
         w->node = n;
         w->number = i;
-        char name[16];
+        char name[24];
         snprintf(name, sizeof(name), "worker-%u", i);
         struct worker_config c = {
             .number = i, .name = mem_strndup(name, strlen(name)), .turn = node_worker_turn, .started = on_worker_started, .stopping = on_worker_stopping, .ctx = w};

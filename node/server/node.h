@@ -23,6 +23,13 @@ enum { WORKERS_MAX = FRAME_WORKERS_MAX, WAITING_BYTES = 512 };
 
 struct node;
 
+// An orderly stop on one worker (drain.c).
+enum drain_phase { DRAIN_NONE, DRAIN_LEADERS, DRAIN_CONNECTIONS, DRAIN_DONE };
+struct drain {
+    enum drain_phase phase;
+    uint64_t next_at, until;  // Monotonic ns: looked at again; the phase ends whatever is left.
+};
+
 // What belongs to one worker; its thread owns it once the worker runs.
 struct node_worker {
     struct node *node;
@@ -38,6 +45,7 @@ struct node_worker {
     _Atomic bool shared_is_fenced;  // The projection has been proven fresh once: listeners are open. Worker 0 looks.
     bool is_fencing;
     _Atomic uint64_t shared_turns;  // Loop turns, for the beat (relaxed).
+    struct drain drain;             // Of an orderly stop.
 };
 
 // A copy of what recovery found, kept until the group is taken over.
@@ -79,6 +87,8 @@ struct node {
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.
     char waiting_logged[WAITING_BYTES];
     void (*stop_requested)(void);   // Main thread's.
+    _Atomic bool shared_restart;    // After having stopped the process starts itself again. Read by main, acquire.
+    _Atomic uint32_t shared_draining;  // Workers that have not finished drain.c's work.
 };
 
 MUST_USE enum rc node_create(struct node *n, struct buf *error);
@@ -94,6 +104,11 @@ void node_worker_close(struct node_worker *w);               // Closes listeners
 uint32_t node_worker_of(void *ctx, uint64_t group);
 void node_post(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
 const struct store_group *node_recovered(void *ctx, uint64_t group);
+
+// drain.c: hands leadership over and says good-bye to clients. Main thread; bounded to a few seconds, sooner if
+// `is_hurried` says so.
+void node_drain(struct node *n, bool (*is_hurried)(void));
+uint64_t drain_turn(struct node_worker *w, uint64_t now_ns);  // That worker, each turn.
 
 // member.c (worker 0)
 void member_peers_start(struct node *n);

@@ -185,8 +185,8 @@ static void on_fenced(void *ctx, const struct meta_result *r)
 {
     struct node_worker *w = ctx;
     w->is_fencing = false;
-    if (r->rc != RC_OK) {
-        return;  // The turn tries again.
+    if (r->rc != RC_OK || w->drain.phase != DRAIN_NONE) {
+        return;  // The turn tries again, unless the node is stopping.
     }
     atomic_store_explicit(&w->shared_is_fenced, true, memory_order_relaxed);
     drop_deleted_groups(w);
@@ -196,7 +196,7 @@ static void on_fenced(void *ctx, const struct meta_result *r)
 // Listeners open once the projection is loaded and a majority has proven it fresh.
 static void open_when_ready(struct node_worker *w)
 {
-    if (!atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed) && !w->is_fencing && broker_is_loaded(w->broker)) {
+    if (!atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed) && !w->is_fencing && w->drain.phase == DRAIN_NONE && broker_is_loaded(w->broker)) {
         w->is_fencing = true;
         metastore_fence(w->node->metastore, w->number, 10000, on_fenced, w);
     }
@@ -239,6 +239,7 @@ uint64_t node_worker_turn(void *ctx)
             next = earlier(next, amqp09_listener_flush(w->listeners[i]));
         }
         open_when_ready(w);
+        next = earlier(next, drain_turn(w, clock_mono_ns(env_system_clock())));
         if (host_is_failed(w->host)) {
             log_critical("the disk failed: this node stops, so that nothing is acknowledged that is not durable");
             abort();
