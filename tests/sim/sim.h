@@ -51,15 +51,24 @@ struct sim_counters {
 // One replica's machine: the world keeps it while the replica lives.
 struct sim_app {
     const char *name;
-    // Machine of `group` on `node` (a new, empty one), with its fsm_ops.
+    // Says what each group is for (sim_group.kind), after the swarm was drawn. May be NULL.
+    void (*init)(struct sim *s);
+    // A node's host is there, its groups are not yet. May be NULL.
+    void (*node_init)(struct sim *s, struct sim_node *n);
+    // Adds the replica itself (host_group_add happens inside) and returns true. May be NULL.
+    bool (*group_add)(struct sim_node *n, uint32_t slot, const struct store_group *recovered);
+    // Machine of `group` on `node` (a new, empty one), with its fsm_ops; for those not added by group_add.
     void *(*machine_create)(struct sim *s, struct sim_node *n, uint64_t group);
     void (*machine_destroy)(void *machine);
     const struct fsm_ops *fsm;
-    // A node has come up (all its groups are added) / is about to vanish. May be NULL.
+    // A node has come up (all its groups are added) / is about to vanish / its host has gone. May be NULL.
     void (*node_up)(struct sim *s, struct sim_node *n);
     void (*node_down)(struct sim *s, struct sim_node *n);
+    void (*node_gone)(struct sim *s, struct sim_node *n);
     void (*start)(struct sim *s);   // Clients: schedule their events. `s->is_calm` ends the load.
-    void (*turn)(struct sim *s, struct sim_node *n);  // Before each host_turn of a node. May be NULL.
+    // Before and after each host_turn of a node: when it wants a turn at the latest. May be NULL.
+    uint64_t (*turn)(struct sim *s, struct sim_node *n);
+    uint64_t (*after_turn)(struct sim *s, struct sim_node *n);
     bool (*is_settled)(struct sim *s);  // Last phase (all healed, no load): has everything come to rest as it should?
     void (*finish)(struct sim *s);      // Last checks.
 };
@@ -130,8 +139,11 @@ struct sim_event {
     void (*drop)(void *arg);  // Frees what arg holds if the event is dropped. May be NULL.
 };
 
+enum sim_group_kind { SIM_LIST, SIM_QUEUE, SIM_META };
+
 struct sim_group {
     uint64_t id;
+    enum sim_group_kind kind;
     struct config initial;
     uint64_t next_replica;  // Ids for members that join.
     // Committed history, by index from 1: term and chain hash (index i at i - 1).
@@ -152,7 +164,9 @@ struct sim {
     struct sim_counters counters;
     uint64_t trace;        // Hash of all events.
     const struct sim_app *app;
-    void *app_state;
+    void *app_state;       // Of sim_list.c.
+    void *queue_state;     // Of sim_queue.c, NULL without queues.
+    void *meta_state;      // Of sim_meta.c.
     uint32_t nodes_count;
     struct sim_node nodes[SIM_NODES_MAX];
     uint32_t groups_count;

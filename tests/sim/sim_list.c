@@ -239,6 +239,19 @@ static void *machine_create(struct sim *s, struct sim_node *n, uint64_t group)
 
 // ---- clients ---------------------------------------------------------------------------------------------------------
 
+// Any group of this application. There may be none.
+static uint32_t a_slot(struct sim *s)
+{
+    const uint32_t start = (uint32_t)rng_below(&s->rng, s->groups_count);
+    for (uint32_t i = 0; i < s->groups_count; i++) {
+        const uint32_t slot = (start + i) % s->groups_count;
+        if (s->groups[slot].kind == SIM_LIST) {
+            return slot;
+        }
+    }
+    return UINT32_MAX;
+}
+
 // Some node that believes to lead: it may be wrong, that is the point.
 static struct group *find_leader(struct sim *s, uint32_t slot, struct sim_node **on)
 {
@@ -289,10 +302,10 @@ static void client(struct sim *s, void *arg, uint64_t number)
     struct list_state *x = state_of(s);
     (void)arg;
     (void)number;
-    if (s->is_calm) {
+    const uint32_t slot = a_slot(s);
+    if (s->is_calm || slot == UINT32_MAX) {
         return;
     }
-    const uint32_t slot = (uint32_t)rng_below(&s->rng, s->groups_count);
     const uint32_t burst = sim_chance(s, 10) ? (uint32_t)sim_range(s, 1, 40) : 1;
     struct proposal p;
     for (uint32_t i = 0; i < burst; i++) {
@@ -336,11 +349,11 @@ static void reader_tick(struct sim *s, void *arg, uint64_t number)
 {
     (void)arg;
     (void)number;
-    if (s->is_calm) {
+    struct sim_node *n = NULL;
+    const uint32_t slot = a_slot(s);
+    if (s->is_calm || slot == UINT32_MAX) {
         return;
     }
-    struct sim_node *n = NULL;
-    const uint32_t slot = (uint32_t)rng_below(&s->rng, s->groups_count);
     struct group *g = find_leader(s, slot, &n);
     if (g) {
         struct barrier *b = mem_alloc(sizeof(*b));
@@ -403,11 +416,11 @@ static void look_tick(struct sim *s, void *arg, uint64_t number)
 {
     (void)arg;
     (void)number;
-    if (s->is_calm) {
+    struct sim_node *n = &s->nodes[rng_below(&s->rng, s->nodes_count)];
+    const uint32_t slot = a_slot(s);
+    if (s->is_calm || slot == UINT32_MAX) {
         return;
     }
-    struct sim_node *n = &s->nodes[rng_below(&s->rng, s->nodes_count)];
-    const uint32_t slot = (uint32_t)rng_below(&s->rng, s->groups_count);
     struct machine *m = n->machines[slot];
     if (n->is_up && !n->is_paused && m && !m->is_restoring && m->state.live_count > 0) {
         const struct live l = m->state.live[rng_below(&s->rng, m->state.live_count)];
@@ -458,6 +471,9 @@ static bool list_is_settled(struct sim *s)
     bool is_all = true;
     for (uint32_t i = 0; i < s->groups_count; i++) {
         const struct sim_group *g = &s->groups[i];
+        if (g->kind != SIM_LIST) {
+            continue;
+        }
         uint64_t term = 0;
         const uint64_t at = x->final_index[i];
         if (at > 0 && at <= g->committed) {

@@ -162,14 +162,15 @@ static void turn(struct sim *s, void *arg, uint64_t due)
         return;  // It was called earlier; that one's result stands.
     }
     n->turn_due = UINT64_MAX;
-    if (s->app->turn) {
-        s->app->turn(s, n);
-    }
-    const uint64_t next = host_turn(n->host);
+    const uint64_t before = s->app->turn ? s->app->turn(s, n) : UINT64_MAX;
+    uint64_t next = host_turn(n->host);
     if (host_is_failed(n->host)) {
         sim_node_crash(n, true);
         return;
     }
+    const uint64_t after = s->app->after_turn ? s->app->after_turn(s, n) : UINT64_MAX;
+    next = before < next ? before : next;
+    next = after < next ? after : next;
     if (next != UINT64_MAX) {
         sim_node_wake(n, next > s->now ? next - s->now : SIM_US);
     }
@@ -426,6 +427,9 @@ static void node_add_group(struct sim_node *n, uint32_t slot, const struct store
 {
     struct sim *s = n->sim;
     struct sim_group *g = &s->groups[slot];
+    if (s->app->group_add && s->app->group_add(n, slot, recovered)) {
+        return;
+    }
     n->machines[slot] = s->app->machine_create(s, n, g->id);
     const struct group_spec spec = {
         .group = g->id,
@@ -506,6 +510,9 @@ void sim_node_start(struct sim_node *n)
         };
         n->host = host_create(&config);
         n->is_up = true;
+        if (s->app->node_init) {
+            s->app->node_init(s, n);
+        }
         node_groups(n, found);
         if (s->app->node_up) {
             s->app->node_up(s, n);
@@ -531,6 +538,9 @@ static void node_free(struct sim_node *n)
         wal_complete(store_wal(n->store), RC_IO);  // The core wants its batch back; nobody hears the result.
     }
     host_destroy(n->host);
+    if (s->app->node_gone) {
+        s->app->node_gone(s, n);
+    }
     store_close(n->store);
     for (uint32_t i = 0; i < s->groups_count; i++) {
         if (n->machines[i]) {
@@ -767,7 +777,7 @@ static void fault_members(struct sim *s, void *arg, uint64_t number)
     }
     struct sim_node *n = NULL;
     const uint32_t slot = (uint32_t)rng_below(&s->rng, s->groups_count);
-    struct group *g = a_leader(s, slot, &n);
+    struct group *g = s->groups[slot].kind == SIM_LIST ? a_leader(s, slot, &n) : NULL;
     if (g) {
         struct consensus_status st;
         struct config c;
@@ -864,6 +874,9 @@ void sim_init(struct sim *s, uint64_t seed, const struct sim_app *app)
     s->memtable_bytes = sim_range(s, 2 << 20, 6 << 20);
     draw_faults(s);
     draw_groups(s);
+    if (s->app->init) {
+        s->app->init(s);
+    }
     sim_net_create(s);
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         struct sim_node *n = &s->nodes[i];
@@ -996,5 +1009,6 @@ struct sim_group *sim_group_of(struct sim *s, uint64_t id)
 
 uint32_t sim_group_slot(const struct sim *s, uint64_t id)
 {
-    return id >= 100 && id < 100 + s->groups_count ? (uint32_t)(id - 100) : UINT32_MAX;
+    const uint64_t slot = id >= 100 ? id - 100 : s->groups_count - 1;  // The metadata group has its own number.
+    return slot < s->groups_count && s->groups[slot].id == id ? (uint32_t)slot : UINT32_MAX;
 }
