@@ -122,10 +122,12 @@ struct queue_service_config {
 };
 struct queue_service *queue_service_create(const struct queue_service_config *config);
 void queue_service_destroy(struct queue_service *q);
-// End of the loop turn, before host_turn: proposes joined settles, sends session frames. Returns when it wants to run again.
+// In the loop turn before host_turn: proposes what was handed in, sends session frames. And best once more between
+// host_turn and the net's flush: answers and deliveries that the applies caused leave here. Returns when it wants to run
+// again; 0: at once, because it proposed something that a host_turn must see.
 uint64_t queue_service_turn(struct queue_service *q);
-// After host_turn: when queue_service_turn must run again because of what host_turn applied (0: at once). The driver takes
-// the minimum of this and what host_turn returned.
+// When queue_service_turn must run again because of what came since it last did, applies in host_turn included (0: at
+// once). A driver that runs one turn only takes the minimum of this and what host_turn returned.
 uint64_t queue_service_next(const struct queue_service *q);
 
 struct queue_metrics {  // Since start; read by others through the driver's published copy.

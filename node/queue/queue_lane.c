@@ -2,7 +2,7 @@
 // Lanes (queue_lane.h).
 //
 // The net borrows what it is given until the end of the turn, so a batch that was handed over is never touched again:
-// it lies in `used` until the next turn begins. The same holds for the bytes of a run; what is said behind a run is
+// it lies in `used` until the net was flushed for certain. The same holds for the bytes of a run; what is said behind a run is
 // gathered apart and becomes the next piece when the run's bytes are gone.
 #include "node/queue/queue_lane.h"
 #include "node/base/mem.h"
@@ -50,6 +50,7 @@ void queue_lanes_init(struct queue_lanes *l)
     map_init_u64(&l->by_key);
     map_init_u64(&l->arriving);
     list_init(&l->used);
+    list_init(&l->used_before);
     list_init(&l->free);
     l->free_count = 0;
     pb_arena_init(&l->arena);
@@ -126,6 +127,7 @@ void queue_lanes_deinit(struct queue_lanes *l)
     }
     map_deinit(&l->arriving);
     list_splice(&l->free, &l->used);
+    list_splice(&l->free, &l->used_before);
     while (!list_is_empty(&l->free)) {
         batch_free(list_entry(list_pop(&l->free), struct batch, link));
     }
@@ -351,9 +353,10 @@ void queue_lanes_flush(struct queue_lanes *l)
 
 void queue_lanes_recycle(struct queue_lanes *l)
 {
-    while (!list_is_empty(&l->used)) {
-        batch_give(l, list_entry(list_pop(&l->used), struct batch, link));
+    while (!list_is_empty(&l->used_before)) {
+        batch_give(l, list_entry(list_pop(&l->used_before), struct batch, link));
     }
+    list_splice(&l->used_before, &l->used);
 }
 
 bool queue_lanes_have_work(const struct queue_lanes *l)

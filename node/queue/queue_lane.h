@@ -20,7 +20,8 @@ struct queue_lanes {
     struct queue_service *(*peer)(void *ctx, uint32_t worker);
     void (*receive)(struct queue_service *q, struct span items);  // On the worker of `q`.
     struct map by_key;      // node << 16 | worker (0 for other nodes) -> struct queue_lane.
-    struct list used;       // Batches that the net may still read; free from the next turn on.
+    struct list used;       // Batches that the net may still read, of this turn
+    struct list used_before;  // and of the one before; then they are free.
     struct list free;
     uint32_t free_count;
     struct pb_arena arena;
@@ -47,7 +48,8 @@ size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint
 void queue_lane_end(struct queue_lane *lane, size_t at);
 void queue_lane_flush(struct queue_lane *lane);
 void queue_lanes_flush(struct queue_lanes *l);
-// Start of a turn: what was handed to the net in the last one has been written or copied.
+// Start of a turn: what was handed to the net before the last one has been written or copied. (Not in the last one: a
+// driver may run two turns before it flushes the net.)
 void queue_lanes_recycle(struct queue_lanes *l);
 bool queue_lanes_have_work(const struct queue_lanes *l);  // Something waits that no upcall will announce.
 // A session frame from another node: calls receive() with whole items.

@@ -31,12 +31,7 @@ static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
         }
     }
     if (r->leading) {
-        queue_replica_flush(r);
-        queue_lanes_flush(&r->service->lanes);
-        const struct queue_leading *l = r->leading;
-        if (r->fsm.has_more || l->held.count > 0 || l->nodes_at == 0 || !list_is_empty(&l->stopped)) {
-            queue_replica_mark(r);
-        }
+        queue_replica_mark(r);  // Answers and deliveries leave together in the turn that follows.
     }
     return n;
 }

@@ -4,7 +4,8 @@
 // A turn: links look for leaders, replicas and sessions that asked for it do their proposals and sends, clocks are
 // looked at, lanes are flushed. Replicas and sessions take turns at going first, so that neither the publishes held for
 // other nodes nor those of this worker starve the others of a full group. What is still in the lists after that waits for
-// room and is polled. Applies happen later, in host_turn, and flush their answers themselves.
+// room and is polled. Applies happen in host_turn; what they caused leaves in the next turn, all at once, which
+// queue_service_next asks for.
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 
@@ -289,7 +290,7 @@ static void check_nodes(struct queue_service *q, uint64_t now)
 
 uint64_t queue_service_turn(struct queue_service *q)
 {
-    uint64_t now = queue_service_now(q);
+    uint64_t now = queue_service_now(q), proposed = q->metrics.commands_proposed;
     queue_lanes_recycle(&q->lanes);
     check_clocks(q, now);
     check_nodes(q, now);
@@ -309,7 +310,8 @@ uint64_t queue_service_turn(struct queue_service *q)
     }
     queue_lanes_flush(&q->lanes);
     q->wants_turn = false;  // What is left waits for room.
-    return queue_service_next(q);
+    // Proposals want a host_turn, which may have been before this one.
+    return q->metrics.commands_proposed != proposed ? 0 : queue_service_next(q);
 }
 
 static void sooner(uint64_t *at, uint64_t other)

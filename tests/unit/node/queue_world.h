@@ -383,6 +383,11 @@ static void world_round(struct world *w)
             world_apply(w, n);
         }
     }
+    for (uint32_t n = 1; n <= NODES; n++) {
+        if (w->hosts[n].q && !w->is_down[n] && rng_below(&w->rng, 2)) {
+            (void)queue_service_turn(w->hosts[n].q);  // Some drivers run it twice.
+        }
+    }
     uint32_t reads = w->reads_count;
     for (uint32_t i = 0; i < reads; i++) {
         struct glog_read *r = w->reads[i].read;

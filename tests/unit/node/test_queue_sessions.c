@@ -258,7 +258,7 @@ static struct queue_settings settings_plain(void)
 
 START_TEST(without_faults_all_is_settled_and_delivered_once)
 {
-    ck_assert_uint_gt(run(1, FAULT_NONE, 0, 0, 0, settings_plain(), 0), 100);
+    ck_assert_uint_gt(run(1, FAULT_NONE, 0, 0, 0, settings_plain(), 0), 50);
 }
 END_TEST
 
