@@ -61,9 +61,17 @@ struct peer *host_peer(struct host *h, uint32_t node)
 void host_free_later(struct host *h, void *ptr)
 {
     struct garbage *x = mem_alloc(sizeof(*x));
-    x->ptr = ptr;
-    x->next = h->garbage;
+    *x = (struct garbage){.ptr = ptr, .next = h->garbage};
     h->garbage = x;
+}
+
+void host_release_later(struct host *h, struct block *b)
+{
+    if (b != NULL) {
+        struct garbage *x = mem_alloc(sizeof(*x));
+        *x = (struct garbage){.block = b, .next = h->garbage};
+        h->garbage = x;
+    }
 }
 
 void group_ready(struct group *g, uint16_t flags)
@@ -314,6 +322,7 @@ static void garbage_free(struct host *h)
         struct garbage *x = h->garbage;
         h->garbage = x->next;
         free(x->ptr);
+        block_release(x->block);
         free(x);
     }
 }

@@ -3,6 +3,7 @@
 // from outside. Thread: the worker's.
 #pragma once
 #include "consensus/host/host.h"
+#include "node/base/block.h"
 #include "node/base/list.h"
 #include "node/base/log.h"
 #include "node/base/map.h"
@@ -125,7 +126,8 @@ struct fragment_send {
     struct group *group;  // NULL: none. Holds a reference.
     struct consensus_msg msg;
     uint64_t offset, total;
-    struct buf bytes;     // The record if it came from disk; else it is looked up in memory each time.
+    struct block *block;  // Holds the record (a large one, or one that came from disk); NULL: looked up in memory each time.
+    const uint8_t *ptr;   // The record in it.
     uint64_t marks[HOST_FRAGMENTS];  // peer.sent after the latest fragments (ring).
     uint64_t count;       // Fragments of it sent.
     bool is_reading;
@@ -200,7 +202,8 @@ struct retry {
 
 struct garbage {
     struct garbage *next;
-    void *ptr;
+    void *ptr;            // Or NULL, and
+    struct block *block;
 };
 
 struct handler {
@@ -255,6 +258,7 @@ struct host {
 // host.c
 struct peer *host_peer(struct host *h, uint32_t node);  // Made on first use.
 void host_free_later(struct host *h, void *ptr);        // Frees memory the net may still read, after the flush.
+void host_release_later(struct host *h, struct block *b);  // The same for a block.
 void group_ready(struct group *g, uint16_t flags);
 void group_mark_dirty(struct group *g);
 void group_ref(struct group *g);

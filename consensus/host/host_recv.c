@@ -228,7 +228,11 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
         if (is_foreign(h, a->group, &worker)) {
             pass_on(h, worker, node, LANE_LOG, FRAME_APPEND, &a->base, buf_span(&r->bytes));
         } else {
-            on_append_item(h, node, a, buf_span(&r->bytes));
+            // The log may go on with this memory.
+            struct span record = buf_span(&r->bytes);
+            struct block *b = block_adopt(&r->bytes);
+            on_append_item(h, node, a, record);
+            block_release(b);
         }
         assembly_drop(in);
     }

@@ -331,13 +331,15 @@ static void fragment_end(struct peer *p)
     struct fragment_send *f = &p->fragment;
     struct group *g = f->group;
     f->group = NULL;
-    f->bytes.len = 0;
-    buf_shrink(&f->bytes, 0);
+    host_release_later(g->host, f->block);  // The net reads it until it was flushed.
+    f->block = NULL;
     p->is_woken = true;
     group_unref(g);
 }
 
-static void fragment_start(struct group *g, struct peer *p, const struct consensus_msg *m, uint64_t total)
+// The record is kept until it was sent, whatever the log does with its memory: a peer that stands still is given up after
+// two seconds, and two peers must not read the same large record from disk. Takes `block`.
+static void fragment_start(struct group *g, struct peer *p, const struct consensus_msg *m, uint64_t total, struct block *block, const uint8_t *ptr)
 {
     struct fragment_send *f = &p->fragment;
     assert(f->group == NULL);
@@ -348,7 +350,8 @@ static void fragment_start(struct group *g, struct peer *p, const struct consens
     f->total = total;
     f->count = 0;
     f->is_reading = false;
-    f->bytes.len = 0;
+    f->block = block;
+    f->ptr = ptr;
     group_ref(g);
 }
 
@@ -399,7 +402,9 @@ static bool send_entries(struct group *g, struct peer *p, uint32_t i, struct con
                 block(g, p);
                 return false;
             }
-            fragment_start(g, p, m, bytes);
+            const struct iovec *first = &p->iov[p->iov_count];
+            struct block *b = block_of(span_of(first->iov_base, first->iov_len));
+            fragment_start(g, p, m, bytes, b != NULL && ranges == 1 ? block_hold(b) : NULL, first->iov_base);
             host_send_fragments(h, p);
             return false;
         }
@@ -518,9 +523,9 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
             fragment_end(p);
             host_liveness_reset(h, p);
         } else {
-            buf_deinit(&f->bytes);
-            f->bytes = r->bytes;
-            buf_init(&r->bytes);
+            assert(f->block == NULL);
+            f->block = block_adopt(&r->bytes);
+            f->ptr = f->block->ptr;
         }
         group_ready(g, GROUP_SEND);
         return;
@@ -552,10 +557,8 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
             block(g, p);
             return;
         }
-        fragment_start(g, p, &s.msg, bytes);
-        buf_deinit(&f->bytes);
-        f->bytes = r->bytes;
-        buf_init(&r->bytes);
+        struct block *b = block_adopt(&r->bytes);
+        fragment_start(g, p, &s.msg, bytes, b, b->ptr);
         return;
     }
     if (p->raw_bytes + bytes > LIMIT_FRAME_BYTES || p->iov_count == HOST_FRAME_IOV) {
@@ -611,8 +614,8 @@ static enum rc fragment_put(struct host *h, struct peer *p, const struct iovec *
 static enum rc fragment_ranges(struct peer *p, struct iovec *iov, int *ranges)
 {
     struct fragment_send *f = &p->fragment;
-    if (f->bytes.len > 0) {
-        iov[0] = (struct iovec){.iov_base = f->bytes.ptr, .iov_len = f->total};
+    if (f->block != NULL) {
+        iov[0] = (struct iovec){.iov_base = (void *)f->ptr, .iov_len = f->total};
         *ranges = 1;
         return RC_OK;
     }
@@ -672,10 +675,6 @@ void host_send_fragments(struct host *h, struct peer *p)
             }
             h->metrics.entries_sent++;
             group_ready(g, GROUP_SEND);
-            if (f->bytes.len > 0) {
-                host_free_later(h, f->bytes.ptr);  // The net reads it until it was flushed.
-                buf_init(&f->bytes);
-            }
             fragment_end(p);
         }
     }
@@ -696,10 +695,6 @@ void host_send_lost(struct host *h, struct peer *p)
         p->inflow[k].owes_receipt = true;  // The last receipt may have been lost.
     }
     if (p->fragment.group) {
-        if (p->fragment.bytes.len > 0) {
-            host_free_later(h, p->fragment.bytes.ptr);
-            buf_init(&p->fragment.bytes);
-        }
         fragment_end(p);
     }
     p->is_woken = true;
@@ -714,10 +709,6 @@ void host_send_group_gone(struct group *g)
     list_each(i, &h->peers) {
         struct peer *p = list_entry(i, struct peer, link);
         if (p->fragment.group == g) {
-            if (p->fragment.bytes.len > 0) {
-                host_free_later(h, p->fragment.bytes.ptr);
-                buf_init(&p->fragment.bytes);
-            }
             fragment_end(p);
         }
     }

@@ -641,6 +641,18 @@ void host_snapshot_on_piece(struct host *h, uint32_t node, const struct frame *f
 
 // ---- time and links ----------------------------------------------------------------------------------------------------
 
+// The receiver may not know that we lead (what told it came while it installed an earlier snapshot): an append before the
+// first index says no more than that.
+static void introduce(struct snap_send *s, uint64_t term)
+{
+    const struct consensus_msg m = {.type = MSG_APPEND,
+                                    .group = s->group->id,
+                                    .from = s->group->replica_id,
+                                    .to = s->replica,
+                                    .term = term};
+    host_send_message(s->group->host, s->group, s->node, &m);
+}
+
 // Repeats what got no answer, gives up what makes no progress. Returns when it wants to be called again.
 uint64_t host_snapshot_turn(struct host *h)
 {
@@ -667,6 +679,7 @@ uint64_t host_snapshot_turn(struct host *h)
             s->offset = 0;
             s->is_sent = false;
             s->repeat_due = h->now + HOST_PIECE_NS;
+            introduce(s, st.term);
         }
         if (s->has_piece) {
             send_frames(s);
