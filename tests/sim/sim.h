@@ -150,6 +150,7 @@ struct sim_group {
     struct buf terms, chain;
     uint64_t committed;
     struct map leaders;     // Term -> node * 2^32 + incarnation (as a pointer).
+    struct map digests;     // Index -> digest of the state there (sim_observe.c).
 };
 
 struct sim {

@@ -285,18 +285,21 @@ void sim_check_acked(struct sim *s, uint64_t group, uint64_t index, uint64_t ter
 {
     const uint32_t slot = sim_group_slot(s, group);
     assert(slot != UINT32_MAX);
-    // The majority of the newest configuration any live leader works with.
+    // The majority of the configuration of the newest leader; without one alive, of the newest configuration there is.
     const struct config *c = &s->groups[slot].initial;
     uint64_t newest = 0;
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         struct sim_node *n = &s->nodes[i];
-        if (n->is_up && n->groups[slot]) {
-            struct consensus_status st;
-            group_status(n->groups[slot], &st);
-            if (st.role == ROLE_LEADER && st.term >= newest) {
-                newest = st.term;
-                c = st.config;
-            }
+        struct consensus_status st;
+        if (!n->is_up || n->groups[slot] == NULL) {
+            continue;
+        }
+        group_status(n->groups[slot], &st);
+        if (st.role == ROLE_LEADER && st.term >= newest) {
+            newest = st.term;
+            c = st.config;
+        } else if (newest == 0 && st.config->index > c->index) {
+            c = st.config;
         }
     }
     uint32_t voters = 0, safe = 0;
@@ -347,6 +350,7 @@ void sim_check_deinit(struct sim *s)
         buf_deinit(&s->groups[i].terms);
         buf_deinit(&s->groups[i].chain);
         map_deinit(&s->groups[i].leaders);
+        map_deinit(&s->groups[i].digests);
     }
     for (uint32_t k = 0; k < s->nodes_count; k++) {
         buf_deinit(&s->nodes[k].pending_cuts);

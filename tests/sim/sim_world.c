@@ -850,6 +850,7 @@ static void draw_groups(struct sim *s)
         struct sim_group *g = &s->groups[i];
         g->id = 100 + i;
         map_init_u64(&g->leaders);
+        map_init_u64(&g->digests);
         const uint32_t members = s->nodes_count == 5 && sim_chance(s, 2) ? 5 : 3;
         const uint32_t first = (uint32_t)rng_below(&s->rng, s->nodes_count);
         for (uint32_t k = 0; k < members; k++) {
