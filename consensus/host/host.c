@@ -532,7 +532,7 @@ static void peer_destroy(struct host *h, struct peer *p)
 {
     buf_deinit(&p->append);
     buf_deinit(&p->votes);
-    buf_deinit(&p->fragment.bytes);
+    block_release(p->fragment.block);
     for (uint32_t k = 0; k < FRAME_WORKERS_MAX; k++) {
         buf_deinit(&p->inflow[k].assembly.bytes);
     }

@@ -33,9 +33,11 @@ void arena_init(struct arena *a, uint64_t budget, uint64_t wal_file_bytes)
     list_init(&a->memory);
 }
 
-static void memory_free(struct arena *a, uint8_t *mem, uint32_t cap)
+static void memory_free(struct arena *a, uint8_t *mem, struct block *block, uint32_t cap)
 {
-    if (cap == a->chunk_bytes && a->pool_count < ARENA_POOL) {
+    if (block != NULL) {
+        block_release(block);
+    } else if (cap == a->chunk_bytes && a->pool_count < ARENA_POOL) {
         a->pool[a->pool_count++] = mem;
     } else {
         free(mem);
@@ -45,7 +47,7 @@ static void memory_free(struct arena *a, uint8_t *mem, uint32_t cap)
 static void graves_clear(struct arena *a)
 {
     for (uint32_t i = 0; i < a->graves_count; i++) {
-        memory_free(a, a->graves[i].mem, a->graves[i].cap);
+        memory_free(a, a->graves[i].mem, a->graves[i].block, a->graves[i].cap);
     }
     a->graves_count = 0;
     a->graves_bytes = 0;
@@ -56,7 +58,11 @@ void arena_deinit(struct arena *a)
     graves_clear(a);
     for (uint32_t i = 0; i < a->table_len; i++) {
         if (a->table[i] != NULL) {
-            free(a->table[i]->mem);
+            if (a->table[i]->block != NULL) {
+                block_release(a->table[i]->block);
+            } else {
+                free(a->table[i]->mem);
+            }
             free(a->table[i]->pieces);
             free(a->table[i]);
         }
@@ -109,10 +115,11 @@ static void chunk_bury(struct arena *a, struct chunk *c)
         a->graves_cap = a->graves_cap == 0 ? 16 : a->graves_cap * 2;
         a->graves = mem_realloc(a->graves, a->graves_cap * sizeof(*a->graves));
     }
-    a->graves[a->graves_count++] = (struct grave){.mem = c->mem, .cap = c->cap};
+    a->graves[a->graves_count++] = (struct grave){.mem = c->mem, .block = c->block, .cap = c->cap};
     a->graves_bytes += c->cap;
     a->bytes -= c->cap;
     c->mem = NULL;
+    c->block = NULL;
     list_remove(&c->link);
 }
 
@@ -142,17 +149,27 @@ static void chunk_settle(struct arena *a, struct chunk *c)
     }
 }
 
-static struct chunk *chunk_begin(struct arena *a, uint32_t cap)
+static struct chunk *chunk_start(struct arena *a, uint8_t *mem, struct block *block, uint32_t cap)
 {
     struct chunk *c = chunk_create(a);
-    bool is_normal = cap == a->chunk_bytes;
-    c->mem = is_normal && a->pool_count > 0 ? a->pool[--a->pool_count] : mem_alloc(cap);
+    c->mem = mem;
+    c->block = block;
     c->cap = cap;
     c->is_pinned = true;
     a->bytes += cap;
     a->pinned_bytes += cap;
     list_add_tail(&a->memory, &c->link);
     return c;
+}
+
+static struct chunk *chunk_begin(struct arena *a, uint32_t cap)
+{
+    const bool is_normal = cap == a->chunk_bytes;
+    if (!is_normal && cap >= BLOCK_BYTES_MIN) {
+        struct block *b = block_create(cap);
+        return chunk_start(a, b->ptr, b, cap);
+    }
+    return chunk_start(a, is_normal && a->pool_count > 0 ? a->pool[--a->pool_count] : mem_alloc(cap), NULL, cap);
 }
 
 uint32_t arena_add_file(struct arena *a, uint64_t file_seq)
@@ -222,6 +239,16 @@ uint8_t *arena_alloc(struct arena *a, uint32_t size, uint64_t *ref)
     pending_add(a, c, offset, size);
     *ref = ref_of(c->id, offset);
     return c->mem + offset;
+}
+
+void arena_share(struct arena *a, struct span record, struct block *block, uint64_t *ref)
+{
+    assert(record.len % RECORD_ALIGN == 0);
+    assert(record.ptr >= block->ptr && record.ptr + record.len <= block->ptr + block->cap);
+    struct chunk *c = chunk_start(a, (uint8_t *)record.ptr, block_hold(block), (uint32_t)record.len);
+    c->used = c->cap;
+    pending_add(a, c, 0, c->used);
+    *ref = ref_of(c->id, 0);
 }
 
 void arena_undo(struct arena *a, uint32_t size, uint64_t ref)

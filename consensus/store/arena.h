@@ -6,6 +6,7 @@
 // referred to any more. Owner thread: the worker's. No I/O.
 #pragma once
 #include "consensus/wal/wal.h"
+#include "node/base/block.h"
 #include "node/base/list.h"
 #include <stdbool.h>
 #include <stdint.h>
@@ -28,6 +29,7 @@ struct piece {
 struct chunk {
     struct list link;  // In arena.memory while it has memory.
     uint8_t *mem;      // NULL: evicted, or recovered and never in memory.
+    struct block *block;  // What `mem` lies in if it is one large record: others may keep it longer than we do.
     uint32_t id;
     uint32_t cap;  // Bytes of mem.
     uint32_t used;
@@ -72,6 +74,7 @@ struct arena {
     // Memory given back in this turn: spans handed out earlier in the turn may still point to it.
     struct grave {
         uint8_t *mem;
+        struct block *block;
         uint32_t cap;
     } * graves;
     uint32_t graves_count;
@@ -84,6 +87,8 @@ void arena_deinit(struct arena *a);
 // Room for one record of `size` bytes (multiple of 8), as the newest of this arena. `*ref` names it. The
 // chunk does not count a reference yet: arena_ref_add.
 uint8_t *arena_alloc(struct arena *a, uint32_t size, uint64_t *ref);
+// The same for a record that lies in `block` as a whole: shares it instead of copying. The record stays as it is.
+void arena_share(struct arena *a, struct span record, struct block *block, uint64_t *ref);
 // Takes the last allocation back (its sum turned out wrong).
 void arena_undo(struct arena *a, uint32_t size, uint64_t ref);
 // A chunk without memory that stands for a whole recovered WAL file: offsets in it are offsets in the file.

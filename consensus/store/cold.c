@@ -132,6 +132,18 @@ enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint6
     return rc;
 }
 
+bool cold_take(struct cold *c, struct span record, struct buf *to)
+{
+    if (to->len > 0 || record.ptr != c->buf || record.len <= COLD_AHEAD_MAX) {
+        return false;
+    }
+    buf_deinit(to);
+    *to = (struct buf){.ptr = c->buf, .len = record.len, .cap = c->buf_cap};
+    c->buf = NULL;
+    c->buf_cap = c->buf_len = 0;
+    return true;
+}
+
 // ---- offset arrays ------------------------------------------------------------------------------
 
 static enum rc page_read(struct cold *c, uint64_t seq, uint64_t number, const struct cold_page **out)

@@ -4,6 +4,7 @@
 #pragma once
 #include "consensus/store/segment.h"
 #include "consensus/wal/wal.h"
+#include "node/base/buf.h"
 
 enum {
     COLD_AHEAD_MIN = 16 << 10,
@@ -46,5 +47,7 @@ void cold_end(struct cold *c);
 // until the next call. RC_CORRUPT, RC_IO, RC_NO_FILE.
 MUST_USE enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint64_t group,
                              uint64_t index, struct record_disk *r, struct span *out);
+// Moves the record just read to the empty `to` without copying it, if it is a large one. False: it has to be copied.
+bool cold_take(struct cold *c, struct span record, struct buf *to);
 // File position of `index` in a run. RC_NOT_FOUND: the run has a hole there.
 MUST_USE enum rc cold_run_position(struct cold *c, const struct run *run, uint64_t index, uint64_t *position);

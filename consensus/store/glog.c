@@ -400,6 +400,21 @@ void glog_write_hard_state(struct glog *g, struct hard_state hs)
     glog_put_control(g, RECORD_HARD_STATE, 0, 0, hs.term, span_of(&hs.vote, sizeof(hs.vote)));
 }
 
+// Copies a part of a payload with its sum. The pages of a source that nobody needs any more are given back on the way, so
+// that a large message is not in memory twice.
+static uint32_t part_copy(uint32_t crc, uint8_t *to, struct span from)
+{
+    if (!block_is_disposable(from)) {
+        return crc32c_copy(crc, to, from.ptr, from.len);
+    }
+    for (size_t at = 0; at < from.len; at += BLOCK_BYTES_MIN) {
+        const size_t n = from.len - at < BLOCK_BYTES_MIN ? from.len - at : BLOCK_BYTES_MIN;
+        crc = crc32c_copy(crc, to + at, from.ptr + at, n);
+        block_discard(span_of(from.ptr + at, n));
+    }
+    return crc;
+}
+
 enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_kind kind, uint32_t aux,
                     const struct glog_part *parts, uint32_t parts_count, bool is_reserved)
 {
@@ -426,7 +441,7 @@ enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_k
     uint32_t crc = crc32c(0, (const uint8_t *)&r + 4, RECORD_HEADER_BYTES - 4);
     uint8_t *at = to + RECORD_HEADER_BYTES;
     for (uint32_t i = 0; i < parts_count; i++) {
-        crc = crc32c_copy(crc, at, parts[i].ptr, parts[i].len);
+        crc = part_copy(crc, at, span_of(parts[i].ptr, parts[i].len));
         at += parts[i].len;
     }
     r.crc = crc;
@@ -445,6 +460,13 @@ enum rc glog_append_record(struct glog *g, struct span record)
     }
     assert(r.index == g->last + 1);
     uint64_t ref = 0;
+    struct block *block = size <= record.len ? block_of(span_of(record.ptr, size)) : NULL;
+    if (block != NULL && size >= block->cap / 2) {  // Never pin much more than the record.
+        TRY(record_check(record, &r, &size));
+        arena_share(&g->worker->arena, span_of(record.ptr, size), block, &ref);
+        append_ref(g, r.index, ref, (uint32_t)size);
+        return RC_OK;
+    }
     uint8_t *to = arena_alloc(&g->worker->arena, (uint32_t)size, &ref);
     if (record_copy_checked(to, record, &size) != RC_OK) {
         arena_undo(&g->worker->arena, (uint32_t)size, ref);

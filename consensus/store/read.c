@@ -108,7 +108,9 @@ enum rc read_plan_execute(struct read_plan *p, size_t bytes_max, struct buf *to)
         if (rc != RC_OK || (to->len > 0 && to->len + record.len > bytes_max)) {
             break;
         }
-        buf_span_bytes(to, record);
+        if (!cold_take(&p->worker->cold, record, to)) {
+            buf_span_bytes(to, record);
+        }
     }
     cold_end(&p->worker->cold);
     return rc;

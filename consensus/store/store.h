@@ -104,11 +104,13 @@ struct glog_part {
     const void *ptr;
     size_t len;
 };
-// Lays down one record at `index` = last + 1 (asserted), copying the parts with the sum in one pass.
+// Lays down one record at `index` = last + 1 (asserted), copying the parts with the sum in one pass (destroying those that
+// are disposable: base/block.h).
 // RC_FULL: over budget (never for is_reserved).
 MUST_USE enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_kind kind, uint32_t aux,
                              const struct glog_part *parts, uint32_t parts_count, bool is_reserved);
 // Lays down a whole record received from the leader (must be last + 1). RC_CORRUPT: sum differs, nothing was appended.
+// A large one that lies in a block of its own is shared, not copied.
 MUST_USE enum rc glog_append_record(struct glog *g, struct span record);
 void glog_write_hard_state(struct glog *g, struct hard_state hs);
 void glog_truncate(struct glog *g, uint64_t from);  // Drops entries >= from (from > snapshot index); writes a truncate record.

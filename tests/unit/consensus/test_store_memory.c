@@ -273,6 +273,70 @@ START_TEST(records_larger_than_a_chunk_and_than_a_wal_file_go_through)
 }
 END_TEST
 
+START_TEST(a_large_received_record_is_shared_with_the_block_it_came_in)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 1 << 20, 8 << 20);
+    struct buf body = {0}, b = {0};
+    memset(buf_extend(&body, 3 << 20), 'x', 3 << 20);
+    record_put(&b, 1, 1, 9, RECORD_ENTRY, 0, 5, buf_span(&body));
+    struct span record = buf_span(&b);
+    struct block *block = block_adopt(&b);
+    block->ptr[1 << 20] ^= 1;
+    ck_assert_int_eq(glog_append_record(log_of(&fx, 1), record), RC_CORRUPT);
+    ck_assert_uint_eq(block->refs, 1);
+    block->ptr[1 << 20] ^= 1;
+    ck_assert_int_eq(glog_append_record(log_of(&fx, 1), record), RC_OK);
+    ck_assert_uint_eq(block->refs, 2);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    ck_assert_ptr_eq(e.payload.ptr, record.ptr + RECORD_HEADER_BYTES);
+    // Durable and over budget: the log gives it up, whoever else holds it keeps it.
+    flush(&fx);
+    settle(&fx);
+    flush(&fx);
+    flush(&fx);
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_COLD);
+    ck_assert_uint_eq(block->refs, 1);
+    ck_assert_uint_eq(record.ptr[record.len / 2], 'x');
+    block_release(block);
+    uint64_t index = 1;
+    struct glog_read r;
+    ck_assert_int_eq(read_cold(&fx, 1, &index, 1, 1, &r), RC_OK);
+    ck_assert_uint_eq(r.bytes.len, record_size(3 << 20));
+    ck_assert_int_eq(memcmp(r.bytes.ptr + RECORD_HEADER_BYTES, body.ptr, body.len), 0);
+    buf_deinit(&r.bytes);
+    buf_deinit(&body);
+}
+END_TEST
+
+START_TEST(a_disposable_source_is_given_back_while_it_is_laid_down)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 1 << 20, 16 << 20);
+    const size_t len = 5 << 20;
+    struct block *b = block_create(len);
+    for (size_t i = 0; i < len; i++) {
+        b->ptr[i] = (uint8_t)(i >> 12);
+    }
+    b->is_disposable = true;
+    const struct glog_part part = {.ptr = b->ptr, .len = len};
+    ck_assert_int_eq(glog_append(log_of(&fx, 1), 1, 1, RECORD_ENTRY, 0, &part, 1, true), RC_OK);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    ck_assert_uint_eq(e.payload.len, len);
+    for (size_t i = 0; i < len; i++) {
+        ck_assert_uint_eq(e.payload.ptr[i], (uint8_t)(i >> 12));
+    }
+    struct record_disk r;
+    uint64_t size;
+    ck_assert_int_eq(record_check(span_of(e.payload.ptr - RECORD_HEADER_BYTES, record_size((uint32_t)len)), &r, &size), RC_OK);
+    ck_assert_uint_eq(b->ptr[len / 2 & ~(size_t)0xfff], 0);  // Gone.
+    block_release(b);
+    settle(&fx);
+}
+END_TEST
+
 START_TEST(an_empty_group_is_one_small_struct)
 {
     struct glog *g = log_of(&fx, 3);
@@ -378,6 +442,8 @@ int main(void)
     tcase_add_test(t, truncated_entries_are_gone_from_every_structure);
     tcase_add_test(t, a_cold_read_under_way_never_returns_what_is_truncated_meanwhile);
     tcase_add_test(t, records_larger_than_a_chunk_and_than_a_wal_file_go_through);
+    tcase_add_test(t, a_large_received_record_is_shared_with_the_block_it_came_in);
+    tcase_add_test(t, a_disposable_source_is_given_back_while_it_is_laid_down);
     tcase_add_test(t, an_empty_group_is_one_small_struct);
     tcase_add_test(t, a_recovered_log_is_read_from_the_wal_and_costs_no_memory_for_bodies);
     tcase_add_test(t, the_newest_configuration_and_the_one_before_are_recovered);
