@@ -242,6 +242,14 @@ const struct fsm_ops *queue_replica_fsm_ops(void);
 void queue_replica_flush(struct queue_replica *r);  // Answers and deliveries out.
 struct queue_server_consumer *queue_server_consumer_find(struct queue_server *v, uint32_t consumer);
 
+void queue_server_free(struct queue_server *v);
+void queue_server_expect(struct queue_server *v, enum queue_stream stream);  // Tells a far session where to go on.
+void queue_send_not_leader(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, uint32_t hint);
+void queue_send_ended(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, bool is_deleted);
+uint32_t queue_replica_leader_hint(const struct queue_replica *r);  // Node; 0 unknown.
+// Stamps and proposes a whole command. As group_propose.
+MUST_USE enum rc queue_replica_propose(struct queue_replica *r, struct span payload, bool is_reserved, uint64_t *index);
+
 // queue_deliver.c
 void queue_deliver_pump(struct queue_server_consumer *c);
 void queue_deliver_mark(struct queue_server_consumer *c);

@@ -8,70 +8,8 @@
 // Order: a command is proposed only if it is the next of its sequence. Publishes that find the group full wait in one list
 // for all sessions of other nodes, up to a bound; control commands use the reserve and wait for nobody (decision 10).
 // A session on this worker keeps its own commands, so nothing of it is held here.
-#include "node/base/log.h"
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
-
-enum { HELD_BLOCK = 64 << 10 };
-
-void queue_replica_mark(struct queue_replica *r)
-{
-    r->service->wants_turn = true;
-    if (list_is_empty(&r->dirty)) {
-        list_add_tail(&r->service->dirty_replicas, &r->dirty);
-    }
-}
-
-static uint32_t leader_hint(const struct queue_replica *r)
-{
-    if (r->leading) {
-        return r->service->config.node_id;
-    }
-    struct consensus_status status;
-    group_status(r->handle, &status);
-    return status.leader_node;
-}
-
-// ---- proposing -----------------------------------------------------------------------------------------------------
-
-static enum rc propose(struct queue_replica *r, struct span payload, bool is_reserved, uint64_t *index)
-{
-    struct queue_command_wire fixed;
-    assert(payload.len >= sizeof(fixed));
-    memcpy(&fixed, payload.ptr, sizeof(fixed));
-    int64_t wall = host_wall_ms(r->service->config.host);
-    if (wall > r->stamp_ms) {
-        r->stamp_ms = wall;
-    }
-    if (r->fsm.stamp_ms > r->stamp_ms) {
-        r->stamp_ms = r->fsm.stamp_ms;
-    }
-    fixed.stamp_ms = r->stamp_ms;
-    struct glog_part parts[2] = {{.ptr = &fixed, .len = sizeof(fixed)},
-                                 {.ptr = payload.ptr + sizeof(fixed), .len = payload.len - sizeof(fixed)}};
-    uint64_t term;
-    enum rc rc = group_propose(r->handle, parts, payload.len > sizeof(fixed) ? 2 : 1, is_reserved, index, &term);
-    if (rc == RC_OK) {
-        r->service->metrics.commands_proposed++;
-    } else {
-        r->service->metrics.commands_refused++;
-    }
-    return rc;
-}
-
-// A command of the leader itself: head, then `body`.
-static enum rc propose_own(struct queue_replica *r, enum queue_command_kind kind, struct span body, uint64_t *index)
-{
-    struct buf *scratch = &r->service->scratch;
-    scratch->len = 0;
-    queue_command_head(scratch, kind, 0, (struct queue_session_id){0}, 0, 0);
-    buf_span_bytes(scratch, body);
-    enum rc rc = propose(r, buf_span(scratch), true, index);
-    if (rc != RC_OK) {
-        queue_replica_mark(r);  // Again in the next turn, if we still lead.
-    }
-    return rc;
-}
 
 static enum rc propose_open(struct queue_replica *r, struct queue_session_id id)
 {
@@ -79,19 +17,19 @@ static enum rc propose_open(struct queue_replica *r, struct queue_session_id id)
     struct buf *scratch = &r->service->scratch;
     scratch->len = 0;
     queue_command_head(scratch, QUEUE_COMMAND_OPEN, 0, id, 0, 0);
-    return propose(r, buf_span(scratch), true, &index);
+    return queue_replica_propose(r, buf_span(scratch), true, &index);
 }
 
 // ---- answers -------------------------------------------------------------------------------------------------------
 
-static void send_not_leader(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, uint32_t hint)
+void queue_send_not_leader(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, uint32_t hint)
 {
     size_t at = queue_lane_begin(lane, QUEUE_ITEM_NOT_LEADER, group, id, attach);
     buf_u32(&lane->out, hint);
     queue_lane_end(lane, at);
 }
 
-static void send_ended(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, bool is_deleted)
+void queue_send_ended(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, bool is_deleted)
 {
     size_t at = queue_lane_begin(lane, QUEUE_ITEM_ENDED, group, id, attach);
     buf_u8(&lane->out, is_deleted);
@@ -159,7 +97,7 @@ static void answer_applied(struct queue_server *v)
     }
 }
 
-static void send_expect(struct queue_server *v, enum queue_stream stream)
+void queue_server_expect(struct queue_server *v, enum queue_stream stream)
 {
     if (v->local || v->is_expecting[stream]) {
         return;
@@ -191,7 +129,7 @@ static void consumer_free(struct queue_server_consumer *c)
     free(c);
 }
 
-static void server_free(struct queue_server *v)
+void queue_server_free(struct queue_server *v)
 {
     list_each (l, &v->consumers) {
         consumer_free(list_entry(l, struct queue_server_consumer, link));
@@ -306,15 +244,15 @@ void queue_replica_attach(struct queue_replica *r, struct queue_session *local, 
             if (local) {
                 queue_client_ended(local, false);
             } else {
-                send_ended(lane, r->group, id, attach, false);
+                queue_send_ended(lane, r->group, id, attach, false);
             }
             return;
         }
         if (!s && propose_open(r, id) != RC_OK) {
             if (local) {
-                queue_client_not_leader(local, attach, r->service->config.node_id, leader_hint(r));
+                queue_client_not_leader(local, attach, r->service->config.node_id, queue_replica_leader_hint(r));
             } else {
-                send_not_leader(lane, r->group, id, attach, leader_hint(r));
+                queue_send_not_leader(lane, r->group, id, attach, queue_replica_leader_hint(r));
             }
             return;
         }
@@ -344,7 +282,7 @@ void queue_replica_attach(struct queue_replica *r, struct queue_session *local, 
 
 void queue_server_detach_local(struct queue_server *v)
 {
-    server_free(v);
+    queue_server_free(v);
 }
 
 // ---- commands ------------------------------------------------------------------------------------------------------
@@ -369,7 +307,7 @@ static enum rc offer_publish(struct queue_server *v, struct span payload)
         return hold(v, payload);
     }
     uint64_t index;
-    enum rc rc = propose(r, payload, false, &index);
+    enum rc rc = queue_replica_propose(r, payload, false, &index);
     return rc == RC_FULL || rc == RC_BUSY ? hold(v, payload) : rc;
 }
 
@@ -395,7 +333,7 @@ enum rc queue_server_command(struct queue_server *v, struct span payload)
         return RC_GAP;
     }
     uint64_t index;
-    enum rc rc = stream == QUEUE_STREAM_PUBLISH ? offer_publish(v, payload) : propose(r, payload, true, &index);
+    enum rc rc = stream == QUEUE_STREAM_PUBLISH ? offer_publish(v, payload) : queue_replica_propose(r, payload, true, &index);
     if (rc == RC_OK) {
         v->accepted[stream]++;
         v->is_expecting[stream] = false;
@@ -430,7 +368,7 @@ static void server_commands(struct queue_server *v, struct span body)
         if (rc == RC_FULL || rc == RC_BUSY) {
             server_stop(v, stream);
         } else if (rc == RC_GAP) {
-            send_expect(v, stream);
+            queue_server_expect(v, stream);
         } else if (rc == RC_MALFORMED) {
             v->replica->service->metrics.bad_items++;
         } else if (rc != RC_OK && rc != RC_STALE) {
@@ -483,7 +421,7 @@ static void item_attach(struct queue_replica *r, struct queue_lane *lane, const 
         return;
     }
     if (!r->leading && !queue_replica_poll_ready(r)) {
-        send_not_leader(lane, r->group, item->session, item->attach, leader_hint(r));
+        queue_send_not_leader(lane, r->group, item->session, item->attach, queue_replica_leader_hint(r));
         return;
     }
     queue_replica_attach(r, NULL, lane, item->session, item->attach, was_open, (const void *)cursors.ptr, count);
@@ -498,7 +436,7 @@ static void item_info(struct queue_replica *r, struct queue_lane *lane, const st
     }
     size_t at = queue_lane_begin(lane, QUEUE_ITEM_INFO_REPLY, item->group, item->session, item->attach);
     buf_u32(&lane->out, rc);
-    buf_u32(&lane->out, r ? leader_hint(r) : 0);
+    buf_u32(&lane->out, r ? queue_replica_leader_hint(r) : 0);
     buf_u64(&lane->out, info.ready);
     buf_u64(&lane->out, info.unacked);
     buf_u64(&lane->out, info.consumers);
@@ -549,9 +487,9 @@ void queue_replica_item(struct queue_service *q, const struct queue_item *item)
     }
     if (!r) {
         if (map_get(&q->deleted, item->group)) {
-            send_ended(lane, item->group, item->session, item->attach, true);
+            queue_send_ended(lane, item->group, item->session, item->attach, true);
         } else if (item->type == QUEUE_ITEM_ATTACH || item->type == QUEUE_ITEM_COMMANDS) {
-            send_not_leader(lane, item->group, item->session, item->attach, 0);
+            queue_send_not_leader(lane, item->group, item->session, item->attach, 0);
         }
         return;
     }
@@ -563,7 +501,7 @@ void queue_replica_item(struct queue_service *q, const struct queue_item *item)
     if (v && !v->local && v->attach == item->attach) {
         item_to_server(v, item);
     } else if (!v && item->type == QUEUE_ITEM_COMMANDS) {
-        send_not_leader(lane, item->group, item->session, item->attach, leader_hint(r));
+        queue_send_not_leader(lane, item->group, item->session, item->attach, queue_replica_leader_hint(r));
     }
 }
 
@@ -599,13 +537,13 @@ static void effect_refused(struct queue_replica *r, struct queue_session_id id)
     if (v->local) {
         struct queue_session *s = v->local;
         uint32_t attach = v->attach;
-        server_free(v);
+        queue_server_free(v);
         queue_client_refused(s, attach);
         return;
     }
     size_t at = queue_lane_begin(v->lane, QUEUE_ITEM_REFUSED, r->group, v->id, v->attach);
     queue_lane_end(v->lane, at);
-    server_free(v);
+    queue_server_free(v);
 }
 
 static void effect_ended(struct queue_server *v, bool is_deleted)
@@ -616,12 +554,12 @@ static void effect_ended(struct queue_server *v, bool is_deleted)
     v->fsm = NULL;
     if (v->local) {
         struct queue_session *s = v->local;
-        server_free(v);
+        queue_server_free(v);
         queue_client_ended(s, is_deleted);
         return;
     }
-    send_ended(v->lane, v->replica->group, v->id, v->attach, is_deleted);
-    server_free(v);
+    queue_send_ended(v->lane, v->replica->group, v->id, v->attach, is_deleted);
+    queue_server_free(v);
 }
 
 static void effect_unknown(struct queue_replica *r, struct queue_session_id id)
@@ -634,7 +572,7 @@ static void effect_unknown(struct queue_replica *r, struct queue_session_id id)
         }
         return;
     }
-    send_ended(queue_lane_to(&r->service->lanes, id.node, queue_session_id_worker(id)), r->group, id, 0, false);
+    queue_send_ended(queue_lane_to(&r->service->lanes, id.node, queue_session_id_worker(id)), r->group, id, 0, false);
 }
 
 static void effect_deliver(const struct queue_effect *e)
@@ -683,7 +621,7 @@ void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx)
             break;
         case QUEUE_EFFECT_GAP:
             if (v) {
-                send_expect(v, (enum queue_stream)e->value);
+                queue_server_expect(v, (enum queue_stream)e->value);
             }
             break;
         case QUEUE_EFFECT_DELIVER:
@@ -732,240 +670,5 @@ void queue_replica_flush(struct queue_replica *r)
     }
     if (!list_is_empty(&l->dirty_consumers)) {
         queue_replica_mark(r);  // Waits for its lane.
-    }
-}
-
-// ---- a turn of the leader ------------------------------------------------------------------------------------------
-
-static void configure(struct queue_replica *r)
-{
-    struct queue_leading *l = r->leading;
-    if (l->configure_index > r->applied || r->settings.metadata_version <= r->fsm.settings.metadata_version) {
-        return;
-    }
-    struct buf body = {0};
-    queue_command_configure(&body, &r->settings);
-    if (propose_own(r, QUEUE_COMMAND_CONFIGURE, buf_span(&body), &l->configure_index) != RC_OK) {
-        l->configure_index = 0;
-    }
-    buf_deinit(&body);
-}
-
-static void go_on(struct queue_replica *r)
-{
-    struct queue_leading *l = r->leading;
-    if (r->fsm.has_more && l->continue_index <= r->applied) {
-        if (propose_own(r, QUEUE_COMMAND_CONTINUE, (struct span){0}, &l->continue_index) != RC_OK) {
-            l->continue_index = 0;
-        }
-    }
-}
-
-static void propose_held(struct queue_replica *r)
-{
-    struct queue_leading *l = r->leading;
-    while (l->held.count > 0 && !group_is_full(r->handle)) {
-        const struct queue_pending_item *item = queue_pending_at(&l->held, l->held.first);
-        uint64_t index;
-        if (propose(r, span_of(item->ptr, item->len), false, &index) != RC_OK) {
-            break;
-        }
-        r->service->metrics.held_bytes -= item->len;
-        queue_pending_pop(&l->held);
-    }
-    if (l->held.count > 0) {
-        queue_replica_mark(r);
-        return;
-    }
-    // Room again: those whose commands were dropped go on.
-    if (!list_is_empty(&l->stopped) && group_is_full(r->handle)) {
-        queue_replica_mark(r);
-        return;
-    }
-    struct list *item;
-    while ((item = list_pop(&l->stopped)) != NULL) {
-        struct queue_server *v = list_entry(item, struct queue_server, stopped);
-        for (int i = 0; i < QUEUE_STREAMS; i++) {
-            if (v->is_stopped[i]) {
-                v->is_stopped[i] = false;
-                send_expect(v, (enum queue_stream)i);
-            }
-        }
-    }
-}
-
-// When is this (node, incarnation) down: 0 now, a time, or UINT64_MAX: not at all as things are (decisions 7, 8).
-static uint64_t node_down_at(struct queue_service *q, uint32_t node, uint64_t incarnation)
-{
-    if (node == q->config.node_id) {
-        return incarnation < q->config.incarnation ? 0 : UINT64_MAX;
-    }
-    struct queue_node *n = queue_service_node(q, node);
-    if (n->is_known && n->incarnation > incarnation) {
-        return 0;
-    }
-    bool is_alive = n->is_known ? n->verdict == NODE_ALIVE : host_node_is_alive(q->config.host, node);
-    if (is_alive) {
-        return UINT64_MAX;
-    }
-    if (n->is_known && n->verdict == NODE_DEAD && n->incarnation == incarnation) {
-        return 0;
-    }
-    return n->since + (uint64_t)q->config.consumer_disconnected_timeout_ms * 1000000;
-}
-
-static void look_at_nodes(struct queue_replica *r, uint64_t now)
-{
-    struct queue_leading *l = r->leading;
-    if (now < l->nodes_at || l->down_index > r->applied) {
-        return;
-    }
-    l->nodes_at = UINT64_MAX;
-    if (!r->fsm.busy) {
-        return;
-    }
-    uint32_t seen_node = 0;
-    uint64_t seen_incarnation = 0;
-    list_each (item, &r->fsm.busy->sessions) {
-        const struct queue_session_id id = list_entry(item, struct queue_fsm_session, link)->id;
-        if (id.node == seen_node && id.incarnation == seen_incarnation) {
-            continue;
-        }
-        seen_node = id.node;
-        seen_incarnation = id.incarnation;
-        uint64_t at = node_down_at(r->service, id.node, id.incarnation);
-        if (at > now) {
-            l->nodes_at = at < l->nodes_at ? at : l->nodes_at;
-            continue;
-        }
-        l->nodes_at = 0;  // Look again when this one is applied.
-        struct buf body = {0};
-        buf_u32(&body, id.node);
-        buf_u64(&body, id.incarnation);
-        if (propose_own(r, QUEUE_COMMAND_NODE_DOWN, buf_span(&body), &l->down_index) == RC_OK) {
-            r->service->metrics.node_downs++;
-            log_info("queue group %llu: node %u (incarnation %llu) is down, its consumers' messages return",
-                     (unsigned long long)r->group, id.node, (unsigned long long)id.incarnation);
-        } else {
-            l->down_index = 0;
-        }
-        buf_deinit(&body);
-        break;
-    }
-}
-
-void queue_replica_turn(struct queue_replica *r, uint64_t now)
-{
-    list_remove(&r->dirty);
-    if (!r->leading && !queue_replica_poll_ready(r)) {
-        if (r->is_leader) {
-            queue_replica_mark(r);
-        }
-        return;
-    }
-    configure(r);
-    look_at_nodes(r, now);
-    propose_held(r);
-    go_on(r);
-    queue_replica_flush(r);
-    if (r->leading->nodes_at > now && r->leading->nodes_at < r->service->nodes_at) {
-        r->service->nodes_at = r->leading->nodes_at;
-    }
-}
-
-// ---- the lead ------------------------------------------------------------------------------------------------------
-
-void queue_replica_lead_start(struct queue_replica *r)
-{
-    assert(!r->leading);
-    struct queue_leading *l = mem_zalloc(sizeof(*l));
-    list_init(&l->servers);
-    list_init(&l->opening);
-    list_init(&l->dirty_servers);
-    list_init(&l->dirty_consumers);
-    list_init(&l->stopped);
-    queue_pending_init(&l->held, HELD_BLOCK, 1);
-    list_add_tail(&r->service->leading, &l->in_service);
-    l->replica = r;
-    r->leading = l;
-    r->service->metrics.leading++;
-    queue_replica_mark(r);
-    queue_link_leader(r->service, r->group, r->service->config.node_id);
-}
-
-// Drops all that is volatile. Sessions are told where to go.
-void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_deleted)
-{
-    struct queue_leading *l = r->leading;
-    if (!l) {
-        return;
-    }
-    r->leading = NULL;  // Sessions that look for the leader now do not come back here.
-    struct list *item;
-    while (!list_is_empty(&l->servers)) {
-        item = l->servers.next;
-        struct queue_server *v = list_entry(item, struct queue_server, link);
-        struct queue_session *local = v->local;
-        struct queue_lane *lane = v->lane;
-        struct queue_session_id id = v->id;
-        uint32_t attach = v->attach;
-        server_free(v);
-        if (local && is_deleted) {
-            queue_client_ended(local, true);
-        } else if (local) {
-            queue_client_not_leader(local, attach, r->service->config.node_id, hint);
-        } else if (is_deleted) {
-            send_ended(lane, r->group, id, attach, true);
-        } else {
-            send_not_leader(lane, r->group, id, attach, hint);
-        }
-    }
-    r->service->metrics.held_bytes -= l->held.bytes;
-    queue_pending_deinit(&l->held);
-    list_remove(&l->in_service);
-    r->service->metrics.leading--;
-    free(l);
-}
-
-bool queue_replica_poll_ready(struct queue_replica *r)
-{
-    if (!r->leading && r->is_leader && r->handle) {
-        struct consensus_status status;
-        group_status(r->handle, &status);
-        if (status.role == ROLE_LEADER && status.is_ready && status.term == r->term) {
-            queue_replica_lead_start(r);
-        }
-    }
-    return r->leading != NULL;
-}
-
-void queue_replica_role(struct queue_replica *r, const struct consensus_status *status)
-{
-    bool is_leader = status->role == ROLE_LEADER;
-    if (r->leading && (!is_leader || status->term != r->term)) {
-        queue_replica_lead_stop(r, status->leader_node, false);
-    }
-    r->is_leader = is_leader;
-    r->term = status->term;
-    if (!r->handle) {
-        return;  // Still being added.
-    }
-    if (is_leader) {
-        queue_replica_poll_ready(r);
-        queue_replica_mark(r);
-    } else {
-        queue_link_leader(r->service, r->group, status->leader_node);
-    }
-}
-
-// The connection to `node` is a new one: its sessions must attach again to hear what was lost.
-void queue_replica_lane_reset(struct queue_replica *r, uint32_t node)
-{
-    list_each (item, &r->leading->servers) {
-        struct queue_server *v = list_entry(item, struct queue_server, link);
-        if (v->lane && v->lane->node == node) {
-            send_not_leader(v->lane, r->group, v->id, v->attach, r->service->config.node_id);
-            server_free(v);
-        }
     }
 }

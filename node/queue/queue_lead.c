@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// The lead of a queue's replica: taking and giving it up, and what a leader proposes by itself.
+//
+// Once ready, a leader sees to it that nothing stands still in its queue: newer settings are put into the log, nodes that
+// are gone are declared down (decision 8), a checkout that stopped at its bound goes on, publishes that were held go in
+// when there is room. Each of these is proposed once and looked at again when that index is applied.
+#include "node/base/log.h"
+#include "node/queue/queue_parts.h"
+#include <stdlib.h>
+
+enum { HELD_BLOCK = 64 << 10 };
+
+void queue_replica_mark(struct queue_replica *r)
+{
+    r->service->wants_turn = true;
+    if (list_is_empty(&r->dirty)) {
+        list_add_tail(&r->service->dirty_replicas, &r->dirty);
+    }
+}
+
+uint32_t queue_replica_leader_hint(const struct queue_replica *r)
+{
+    if (r->leading) {
+        return r->service->config.node_id;
+    }
+    struct consensus_status status;
+    group_status(r->handle, &status);
+    return status.leader_node;
+}
+
+// ---- proposing -----------------------------------------------------------------------------------------------------
+
+enum rc queue_replica_propose(struct queue_replica *r, struct span payload, bool is_reserved, uint64_t *index)
+{
+    struct queue_command_wire fixed;
+    assert(payload.len >= sizeof(fixed));
+    memcpy(&fixed, payload.ptr, sizeof(fixed));
+    int64_t wall = host_wall_ms(r->service->config.host);
+    if (wall > r->stamp_ms) {
+        r->stamp_ms = wall;
+    }
+    if (r->fsm.stamp_ms > r->stamp_ms) {
+        r->stamp_ms = r->fsm.stamp_ms;
+    }
+    fixed.stamp_ms = r->stamp_ms;
+    struct glog_part parts[2] = {{.ptr = &fixed, .len = sizeof(fixed)},
+                                 {.ptr = payload.ptr + sizeof(fixed), .len = payload.len - sizeof(fixed)}};
+    uint64_t term;
+    enum rc rc = group_propose(r->handle, parts, payload.len > sizeof(fixed) ? 2 : 1, is_reserved, index, &term);
+    if (rc == RC_OK) {
+        r->service->metrics.commands_proposed++;
+    } else {
+        r->service->metrics.commands_refused++;
+    }
+    return rc;
+}
+
+// A command of the leader itself: head, then `body`.
+static enum rc propose_own(struct queue_replica *r, enum queue_command_kind kind, struct span body, uint64_t *index)
+{
+    struct buf *scratch = &r->service->scratch;
+    scratch->len = 0;
+    queue_command_head(scratch, kind, 0, (struct queue_session_id){0}, 0, 0);
+    buf_span_bytes(scratch, body);
+    enum rc rc = queue_replica_propose(r, buf_span(scratch), true, index);
+    if (rc != RC_OK) {
+        queue_replica_mark(r);  // Again in the next turn, if we still lead.
+    }
+    return rc;
+}
+
+// ---- a turn of the leader ------------------------------------------------------------------------------------------
+
+static void configure(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    if (l->configure_index > r->applied || r->settings.metadata_version <= r->fsm.settings.metadata_version) {
+        return;
+    }
+    struct buf body = {0};
+    queue_command_configure(&body, &r->settings);
+    if (propose_own(r, QUEUE_COMMAND_CONFIGURE, buf_span(&body), &l->configure_index) != RC_OK) {
+        l->configure_index = 0;
+    }
+    buf_deinit(&body);
+}
+
+static void go_on(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    if (r->fsm.has_more && l->continue_index <= r->applied) {
+        if (propose_own(r, QUEUE_COMMAND_CONTINUE, (struct span){0}, &l->continue_index) != RC_OK) {
+            l->continue_index = 0;
+        }
+    }
+}
+
+static void propose_held(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    while (l->held.count > 0 && !group_is_full(r->handle)) {
+        const struct queue_pending_item *item = queue_pending_at(&l->held, l->held.first);
+        uint64_t index;
+        if (queue_replica_propose(r, span_of(item->ptr, item->len), false, &index) != RC_OK) {
+            break;
+        }
+        r->service->metrics.held_bytes -= item->len;
+        queue_pending_pop(&l->held);
+    }
+    if (l->held.count > 0) {
+        queue_replica_mark(r);
+        return;
+    }
+    // Room again: those whose commands were dropped go on.
+    if (!list_is_empty(&l->stopped) && group_is_full(r->handle)) {
+        queue_replica_mark(r);
+        return;
+    }
+    struct list *item;
+    while ((item = list_pop(&l->stopped)) != NULL) {
+        struct queue_server *v = list_entry(item, struct queue_server, stopped);
+        for (int i = 0; i < QUEUE_STREAMS; i++) {
+            if (v->is_stopped[i]) {
+                v->is_stopped[i] = false;
+                queue_server_expect(v, (enum queue_stream)i);
+            }
+        }
+    }
+}
+
+// When is this (node, incarnation) down: 0 now, a time, or UINT64_MAX: not at all as things are (decisions 7, 8).
+static uint64_t node_down_at(struct queue_service *q, uint32_t node, uint64_t incarnation)
+{
+    if (node == q->config.node_id) {
+        return incarnation < q->config.incarnation ? 0 : UINT64_MAX;
+    }
+    struct queue_node *n = queue_service_node(q, node);
+    if (n->is_known && n->incarnation > incarnation) {
+        return 0;
+    }
+    bool is_alive = n->is_known ? n->verdict == NODE_ALIVE : host_node_is_alive(q->config.host, node);
+    if (is_alive) {
+        return UINT64_MAX;
+    }
+    if (n->is_known && n->verdict == NODE_DEAD && n->incarnation == incarnation) {
+        return 0;
+    }
+    return n->since + (uint64_t)q->config.consumer_disconnected_timeout_ms * 1000000;
+}
+
+static void look_at_nodes(struct queue_replica *r, uint64_t now)
+{
+    struct queue_leading *l = r->leading;
+    if (now < l->nodes_at || l->down_index > r->applied) {
+        return;
+    }
+    l->nodes_at = UINT64_MAX;
+    if (!r->fsm.busy) {
+        return;
+    }
+    uint32_t seen_node = 0;
+    uint64_t seen_incarnation = 0;
+    list_each (item, &r->fsm.busy->sessions) {
+        const struct queue_session_id id = list_entry(item, struct queue_fsm_session, link)->id;
+        if (id.node == seen_node && id.incarnation == seen_incarnation) {
+            continue;
+        }
+        seen_node = id.node;
+        seen_incarnation = id.incarnation;
+        uint64_t at = node_down_at(r->service, id.node, id.incarnation);
+        if (at > now) {
+            l->nodes_at = at < l->nodes_at ? at : l->nodes_at;
+            continue;
+        }
+        l->nodes_at = 0;  // Look again when this one is applied.
+        struct buf body = {0};
+        buf_u32(&body, id.node);
+        buf_u64(&body, id.incarnation);
+        if (propose_own(r, QUEUE_COMMAND_NODE_DOWN, buf_span(&body), &l->down_index) == RC_OK) {
+            r->service->metrics.node_downs++;
+            log_info("queue group %llu: node %u (incarnation %llu) is down, its consumers' messages return",
+                     (unsigned long long)r->group, id.node, (unsigned long long)id.incarnation);
+        } else {
+            l->down_index = 0;
+        }
+        buf_deinit(&body);
+        break;
+    }
+}
+
+void queue_replica_turn(struct queue_replica *r, uint64_t now)
+{
+    list_remove(&r->dirty);
+    if (!r->leading && !queue_replica_poll_ready(r)) {
+        if (r->is_leader) {
+            queue_replica_mark(r);
+        }
+        return;
+    }
+    configure(r);
+    look_at_nodes(r, now);
+    propose_held(r);
+    go_on(r);
+    queue_replica_flush(r);
+    if (r->leading->nodes_at > now && r->leading->nodes_at < r->service->nodes_at) {
+        r->service->nodes_at = r->leading->nodes_at;
+    }
+}
+
+// ---- the lead ------------------------------------------------------------------------------------------------------
+
+void queue_replica_lead_start(struct queue_replica *r)
+{
+    assert(!r->leading);
+    struct queue_leading *l = mem_zalloc(sizeof(*l));
+    list_init(&l->servers);
+    list_init(&l->opening);
+    list_init(&l->dirty_servers);
+    list_init(&l->dirty_consumers);
+    list_init(&l->stopped);
+    queue_pending_init(&l->held, HELD_BLOCK, 1);
+    list_add_tail(&r->service->leading, &l->in_service);
+    l->replica = r;
+    r->leading = l;
+    r->service->metrics.leading++;
+    queue_replica_mark(r);
+    queue_link_leader(r->service, r->group, r->service->config.node_id);
+}
+
+// Drops all that is volatile. Sessions are told where to go.
+void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_deleted)
+{
+    struct queue_leading *l = r->leading;
+    if (!l) {
+        return;
+    }
+    r->leading = NULL;  // Sessions that look for the leader now do not come back here.
+    struct list *item;
+    while (!list_is_empty(&l->servers)) {
+        item = l->servers.next;
+        struct queue_server *v = list_entry(item, struct queue_server, link);
+        struct queue_session *local = v->local;
+        struct queue_lane *lane = v->lane;
+        struct queue_session_id id = v->id;
+        uint32_t attach = v->attach;
+        queue_server_free(v);
+        if (local && is_deleted) {
+            queue_client_ended(local, true);
+        } else if (local) {
+            queue_client_not_leader(local, attach, r->service->config.node_id, hint);
+        } else if (is_deleted) {
+            queue_send_ended(lane, r->group, id, attach, true);
+        } else {
+            queue_send_not_leader(lane, r->group, id, attach, hint);
+        }
+    }
+    r->service->metrics.held_bytes -= l->held.bytes;
+    queue_pending_deinit(&l->held);
+    list_remove(&l->in_service);
+    r->service->metrics.leading--;
+    free(l);
+}
+
+bool queue_replica_poll_ready(struct queue_replica *r)
+{
+    if (!r->leading && r->is_leader && r->handle) {
+        struct consensus_status status;
+        group_status(r->handle, &status);
+        if (status.role == ROLE_LEADER && status.is_ready && status.term == r->term) {
+            queue_replica_lead_start(r);
+        }
+    }
+    return r->leading != NULL;
+}
+
+void queue_replica_role(struct queue_replica *r, const struct consensus_status *status)
+{
+    bool is_leader = status->role == ROLE_LEADER;
+    if (r->leading && (!is_leader || status->term != r->term)) {
+        queue_replica_lead_stop(r, status->leader_node, false);
+    }
+    r->is_leader = is_leader;
+    r->term = status->term;
+    if (!r->handle) {
+        return;  // Still being added.
+    }
+    if (is_leader) {
+        queue_replica_poll_ready(r);
+        queue_replica_mark(r);
+    } else {
+        queue_link_leader(r->service, r->group, status->leader_node);
+    }
+}
+
+// The connection to `node` is a new one: its sessions must attach again to hear what was lost.
+void queue_replica_lane_reset(struct queue_replica *r, uint32_t node)
+{
+    list_each (item, &r->leading->servers) {
+        struct queue_server *v = list_entry(item, struct queue_server, link);
+        if (v->lane && v->lane->node == node) {
+            queue_send_not_leader(v->lane, r->group, v->id, v->attach, r->service->config.node_id);
+            queue_server_free(v);
+        }
+    }
+}
