@@ -95,6 +95,8 @@ const struct broker_node *broker_node_find(struct broker *b, struct span name);
 const struct broker_node *broker_node_by_id(struct broker *b, uint32_t node_id);
 // Command that makes a joining node known; the store gives it node and replica ids (node_id = low 32 bits of the first id).
 void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address, broker_done_fn *done, void *ctx);
+// Forgets a node: deletes its record (RC_NOT_FOUND without one). Its ids are never given again.
+void broker_node_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx);
 
 // ---- users -------------------------------------------------------------------------------------------------------
 

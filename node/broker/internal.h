@@ -47,7 +47,6 @@ struct queue {
     struct broker_vhost *vhost;
     struct list incoming;
     uint64_t visited, told;
-    bool has_replica;  // This worker runs a replica of it.
 };
 
 struct permission {
@@ -86,7 +85,7 @@ struct broker {
     struct map replicas_by_node;  // node id -> count + 1, as a number in the pointer
     uint64_t version;
     uint64_t generation;  // Raised by each reset.
-    bool is_loaded;
+    bool is_loaded, is_closing;
     uint64_t route_number;
     const struct broker_queue **route;  // Result of the last broker_route.
     uint32_t route_count, route_cap;

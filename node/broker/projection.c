@@ -309,7 +309,6 @@ static void start_replica(struct broker *b, struct queue *q, bool is_new)
             .campaign_at_once = is_new && i == 0,
         };
         enum rc rc = queue_replica_add(c->queues, &spec);
-        q->has_replica = rc == RC_OK;
         if (rc != RC_OK) {
             log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len,
                       (const char *)q->pub.name.ptr, (unsigned long long)t->group, rc_text(rc));
@@ -357,7 +356,8 @@ static void remove_queue(struct broker_vhost *v, struct queue *q)
     struct broker *b = v->broker;
     map_remove_bytes(&v->queues, q->pub.name);
     count_replicas(b, &q->pub.target, -1);
-    if (q->has_replica) {
+    if (!b->is_closing) {
+        // Also without a replica here: sessions of this worker learn that the queue is gone.
         queue_replica_remove(b->config.queues, q->pub.target.group, true);
     }
     queue_free(q);
@@ -696,11 +696,8 @@ struct broker *broker_create(const struct broker_config *config)
 void broker_destroy(struct broker *b)
 {
     uint32_t pos = 0;
+    b->is_closing = true;  // The node stops; nothing is deleted.
     for (struct broker_vhost *v; (v = map_next(&b->vhosts, &pos, NULL, NULL));) {
-        uint32_t at = 0;
-        for (struct queue *q; (q = map_next(&v->queues, &at, NULL, NULL));) {
-            q->has_replica = false;  // The node stops; nothing is deleted.
-        }
         vhost_free(v);
     }
     pos = 0;

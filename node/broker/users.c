@@ -281,3 +281,26 @@ void broker_node_put(struct broker *b, struct span name, struct span store_id, s
     meta_allocate_ids(&c, 0, 2);
     op_submit(op, &c);
 }
+
+static void node_deleted(struct op *op, const struct meta_result *r)
+{
+    if (r->rc == RC_OK) {
+        op_ok(op);
+    } else if (r->rc == RC_NOT_FOUND) {
+        op_refuse(op, r->rc, 404, "'%.*s' is not a node of this cluster", SPAN_ARGS(op->name));
+    } else {
+        op_fail(op, r->rc, 541, true, "the node was not forgotten: %s", rc_text(r->rc));
+    }
+}
+
+void broker_node_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx)
+{
+    struct op *op = op_create(b, NULL, span_str(""), done, ctx);
+    op->name = op_copy(op, name);
+    op->committed = node_deleted;
+    struct meta_path path = path_node(op->name);
+    struct meta_command c;
+    meta_command_init(&c);
+    meta_delete(&c, &path, META_IF_PRESENT, 0);
+    op_submit(op, &c);
+}
