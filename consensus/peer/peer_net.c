@@ -170,6 +170,13 @@ void peer_verdicts(struct peer *p, const struct liveness_out *out)
         uint64_t incarnation = out->changes[i].incarnation;
         log_notice("node %s is %s (incarnation %llu)", p->name, verdict_names[v], (unsigned long long)incarnation);
         net_changed(n);
+        // What a process that is gone had sent may still lie in our sockets. Nobody must hear it after the verdict: an
+        // append of a dead leader would keep its followers from electing another.
+        for (int lane = 0; v == NODE_DEAD && lane < LANE_COUNT; lane++) {
+            if (p->lanes[lane].in) {
+                link_lost(p->lanes[lane].in);
+            }
+        }
         if (p->node_id && !p->is_id_new && n->upcalls) {
             n->upcalls->node_state(n->upcalls->ctx, p->node_id, v, incarnation);
         }
@@ -750,6 +757,7 @@ void peer_net_each(struct peer_net *n, void (*each)(void *ctx, const struct peer
             .verdict = p->liveness.verdict,
             .hello = p->is_greeted ? &p->hello : NULL,
             .refusal = p->refusal != REFUSED_NONE ? p->refusal_text : NULL,
+            .refusal_kind = p->refusal,
             .beat = p->beat,
             .heard_ns = p->liveness.heard_at,
         };

@@ -68,6 +68,7 @@ struct peer_info {
     enum node_verdict verdict;
     const struct peer_hello *hello; // Last believed; NULL before.
     const char *refusal;            // Why one refuses the other, or NULL.
+    enum peer_refusal refusal_kind; // The same; REFUSED_NONE.
     struct peer_beat beat;          // Last one heard; zeros before.
     uint64_t heard_ns;              // When, monotonic.
 };
