@@ -464,8 +464,9 @@ enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx, bool *is_lost)
     sigemptyset(&action.sa_mask);
     assert(!guard_is_set);
     volatile enum rc rc = RC_CORRUPT;
+    volatile int i;
     if (sigsetjmp(guard_jump, 1) == 0) {
-        for (int i = 0; i < COUNT; i++) {
+        for (i = 0; i < COUNT; i++) {
             sigaction(signals[i], &action, &old[i]);
         }
         guard_thread = pthread_self();
@@ -477,7 +478,7 @@ enum rc kv_lmdb_guard(enum rc (*fn)(void *ctx), void *ctx, bool *is_lost)
         *is_lost = true;
     }
     guard_is_set = 0;
-    for (int i = 0; i < COUNT; i++) {
+    for (i = 0; i < COUNT; i++) {
         sigaction(signals[i], &old[i], NULL);
     }
     return rc;

@@ -328,6 +328,7 @@ void metastore_flush(struct metastore *m)
 
 void metastore_close(struct metastore *m)
 {
+    m->group = NULL;  // Its host may be gone: jobs that come back now tell it nothing.
     inline_turn(m);
     uint32_t pos = 0;
     struct request *r;
