@@ -406,7 +406,7 @@ void channel_deliver(struct channel_queue *cq, uint32_t consumer, const struct q
                                                          .redelivered = m->acquired_count > 0,
                                                          .exchange = m->exchange,
                                                          .routing_key = m->routing_key});
-    content_frames_put(out, ch->number, ch->connection->frame_max, properties, m->body);
+    connection_content(ch->connection, ch->number, properties, m->body);
     connection_mark_delivery(ch->connection, ch, consumer, m->body.len);
     channel_out_done(ch);
 }
@@ -484,7 +484,7 @@ void channel_get_done(struct channel_queue *cq, uint64_t token, enum rc rc, cons
                                         .exchange = m->exchange,
                                         .routing_key = m->routing_key,
                                         .message_count = ready > UINT32_MAX ? UINT32_MAX : (uint32_t)ready});
-        content_frames_put(out, ch->number, ch->connection->frame_max, properties, m->body);
+        connection_content(ch->connection, ch->number, properties, m->body);
     }
     channel_out_done(ch);
     operation_end(op);

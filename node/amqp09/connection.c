@@ -79,7 +79,7 @@ void connection_destroy(struct connection *c)
     c->service->connections_count--;
     map_deinit(&c->channels);
     buf_deinit(&c->rest);
-    buf_deinit(&c->out);
+    connection_output_drop(c);
     buf_deinit(&c->client_properties);
     free(c->marks);
     free((void *)c->vhost_name.ptr);
@@ -506,14 +506,14 @@ uint64_t connection_deadline(const struct connection *c)
 
 static void beat_send(struct connection *c, uint64_t now)
 {
-    uint64_t sent = c->send_oct + connection_output(c).len;
+    uint64_t sent = c->send_oct + connection_output_waiting(c);
     if (sent == c->beat_sent_seen && c->state == CONNECTION_RUNNING) {
         buf_shrink(&c->out, 0);
         buf_shrink(&c->rest, 0);
         amqp_frame_heartbeat(connection_out(c));
         connection_out_done(c);
     }
-    c->beat_sent_seen = c->send_oct + connection_output(c).len;
+    c->beat_sent_seen = c->send_oct + connection_output_waiting(c);
     c->beat_send_at = now + (uint64_t)c->heartbeat_s * 500000000u;
 }
 

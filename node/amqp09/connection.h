@@ -9,12 +9,14 @@
 // Thread: the worker's. Ownership: the driver's, from connection_create to connection_destroy.
 #pragma once
 #include "node/amqp09/amqp09.h"
+#include "node/base/block.h"
 #include "node/base/list.h"
 #include "node/base/map.h"
 #include "node/base/rc.h"
 #include "node/broker/broker.h"
 #include "proto/amqp09/frame.h"
 #include "proto/amqp09/method.h"
+#include <sys/uio.h>
 
 struct channel;
 
@@ -60,6 +62,13 @@ struct taken_mark {
     uint16_t channel;
 };
 
+// A part of a large body, to be sent before the byte of `out` with number `at` (counted from the beginning).
+struct output_piece {
+    uint64_t at;
+    struct block *block;  // Held.
+    struct span bytes;    // What is left of it.
+};
+
 struct connection {
     struct list link;          // amqp09.connections
     struct list resume_link;   // amqp09.resumed: unpaused, with input left in `rest`.
@@ -83,7 +92,12 @@ struct connection {
 
     // Output
     struct buf out;
-    size_t out_pos;  // Taken by the socket of `out`.
+    size_t out_pos;     // Taken by the socket of `out`.
+    uint64_t out_gone;  // Bytes that were in `out` before those that are there now.
+    // Bodies that are shared instead of copied into `out`: a ring, in the order in which they go out.
+    struct output_piece *pieces;
+    uint32_t pieces_head, pieces_count, pieces_cap;
+    size_t pieces_bytes;  // Not yet taken by the socket.
     bool is_flush_wanted;
     bool is_out_full;          // Deliveries are paused.
     struct taken_mark *marks;  // Ring.
@@ -127,8 +141,11 @@ void connection_destroy(struct connection *c);
 
 // Takes all of `in` (what cannot be parsed now is copied).
 void connection_input(struct connection *c, struct span in);
-// What is to be written, and how much of it was.
+// What is to be written next, and how much of it was. Large bodies lie outside the buffer: the output may be in parts, of
+// which this is the first; connection_output_parts gives up to `max` of them and returns how many.
 struct span connection_output(const struct connection *c);
+int connection_output_parts(const struct connection *c, struct iovec *parts, int max);
+size_t connection_output_waiting(const struct connection *c);  // Bytes of all parts.
 void connection_output_taken(struct connection *c, size_t n);
 // Monotonic ns of the next tick; UINT64_MAX: none.
 uint64_t connection_deadline(const struct connection *c);
@@ -142,6 +159,9 @@ static inline struct buf *connection_out(struct connection *c)
     return &c->out;
 }
 void connection_out_done(struct connection *c);
+// Appends the frames of a content; shares a large body that lies in a block.
+void connection_content(struct connection *c, uint16_t channel, struct span properties, struct span body);
+void connection_output_drop(struct connection *c);  // Frees all of it.
 // Records that the output appended last carries `bytes` of a consumer's message.
 void connection_mark_delivery(struct connection *c, const struct channel *ch, uint32_t consumer,
                               uint64_t bytes);

@@ -30,6 +30,7 @@ enum {
     BACKLOG = 1024,
     ACCEPTS_PER_EVENT = 64,  // Then others get their turn.
     LINGER_MS = 2000,        // For the peer to close after us.
+    OUTPUT_PARTS = 64,       // Of one write; more than one only with large bodies.
     ACCEPT_RETRY_MS = 100,   // After running out of descriptors.
 };
 
@@ -238,20 +239,20 @@ static void on_events(uv_poll_t *poll, int status, int events)
 static bool write_output(struct client *k)
 {
     k->has_output_left = false;
-    struct span out = connection_output(k->connection);
-    if (out.len == 0) {
+    struct iovec iov[OUTPUT_PARTS];
+    int parts = connection_output_parts(k->connection, iov, OUTPUT_PARTS);
+    if (parts == 0) {
         return true;
     }
     size_t taken = 0;
-    struct iovec iov = {.iov_base = (void *)out.ptr, .iov_len = out.len};
-    enum rc rc = transport_writev(&k->transport, &iov, 1, &taken);
+    enum rc rc = transport_writev(&k->transport, iov, parts, &taken);
     if (rc != RC_OK && rc != RC_PENDING) {
         return false;
     }
     if (taken > 0) {
         connection_output_taken(k->connection, taken);
     }
-    k->has_output_left = connection_output(k->connection).len > 0;
+    k->has_output_left = connection_output_waiting(k->connection) > 0;
     return true;
 }
 

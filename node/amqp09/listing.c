@@ -24,7 +24,7 @@ static void connection_describe(const struct connection *c, struct amqp09_connec
         .recv_cnt = c->recv_cnt,
         .send_oct = c->send_oct,
         .send_cnt = c->send_cnt,
-        .send_pend = connection_output(c).len,
+        .send_pend = connection_output_waiting(c),
         .connected_at = c->connected_at_ms,
         .client_properties = buf_span(&c->client_properties),
         .connection_name = c->client_name,

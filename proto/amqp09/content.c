@@ -248,20 +248,25 @@ size_t content_frames_size(size_t properties_len, size_t body_len, uint32_t fram
            frames * AMQP_FRAME_EMPTY_BYTES;
 }
 
+void content_header_put(struct buf *b, uint16_t channel, struct span properties, uint64_t body_len)
+{
+    size_t at = amqp_frame_begin(b, AMQP_FRAME_HEADER, channel);
+    buf_u16be(b, CONTENT_CLASS_BASIC);
+    buf_u16be(b, 0);
+    buf_u64be(b, body_len);
+    buf_span_bytes(b, properties);
+    amqp_frame_end(b, at);
+}
+
 void content_frames_put(struct buf *b, uint16_t channel, uint32_t frame_max, struct span properties,
                         struct span body)
 {
     assert(content_header_fits(properties.len, frame_max));
     buf_reserve(b, content_frames_size(properties.len, body.len, frame_max));
-    size_t at = amqp_frame_begin(b, AMQP_FRAME_HEADER, channel);
-    buf_u16be(b, CONTENT_CLASS_BASIC);
-    buf_u16be(b, 0);
-    buf_u64be(b, body.len);
-    buf_span_bytes(b, properties);
-    amqp_frame_end(b, at);
+    content_header_put(b, channel, properties, body.len);
 
     struct reader r = reader_of(body);
-    size_t body_max = frame_max == 0 ? UINT32_MAX : frame_max - AMQP_FRAME_EMPTY_BYTES;
+    size_t body_max = content_body_max(frame_max), at;
     while (reader_left(&r) > 0) {
         size_t n = reader_left(&r) < body_max ? reader_left(&r) : body_max;
         at = amqp_frame_begin(b, AMQP_FRAME_BODY, channel);

@@ -71,6 +71,14 @@ void content_put_with_headers(struct buf *b, struct span raw, struct span header
 // True if the table's keys ascend strictly: sorting and de-duplicating would not change it.
 bool content_headers_are_sorted(struct span headers);
 
+// Appends the header frame alone.
+void content_header_put(struct buf *b, uint16_t channel, struct span properties, uint64_t body_len);
+// Most bytes of a body in one frame.
+static inline size_t content_body_max(uint32_t frame_max)
+{
+    return frame_max == 0 ? UINT32_MAX : frame_max - 8;
+}
+
 // Bytes content_frames_put will append.
 size_t content_frames_size(size_t properties_len, size_t body_len, uint32_t frame_max);
 // Appends the header frame and as many body frames as frame_max (0: no limit) asks for. The header must fit:

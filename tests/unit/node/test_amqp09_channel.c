@@ -848,6 +848,85 @@ START_TEST(a_client_that_does_not_read_gets_no_more_deliveries)
 }
 END_TEST
 
+static void put_expected(struct buf *to, uint64_t tag, struct span body)
+{
+    amqp_send_basic_deliver(to, 1,
+                            &(struct amqp_basic_deliver){.consumer_tag = span_str("ct"), .delivery_tag = tag, .routing_key = span_str("q")});
+    content_frames_put(to, 1, t->frame_max, span_of(stub_no_properties, 2), body);
+}
+
+START_TEST(a_large_body_is_shared_until_the_socket_has_taken_it)
+{
+    begin(0);
+    consume(true);
+    const size_t len = (2 << 20) + 12345;
+    struct block *block = block_create(len);
+    for (size_t i = 0; i < len; i++) {
+        block->ptr[i] = (uint8_t)(i * 31 >> 3);
+    }
+    struct span body = span_of(block->ptr, len);
+    struct buf expected = {0}, got = {0};
+    struct queue_session *s = stub_session("q");
+    put_expected(&expected, 1, span_str("before"));
+    put_expected(&expected, 2, body);
+    put_expected(&expected, 3, body);
+    put_expected(&expected, 4, span_str("behind"));
+    stub_deliver("q", 1, 1, "before");
+    for (uint64_t n = 2; n <= 3; n++) {
+        struct queue_message m = {
+            .number = n, .routing_key = span_str("q"), .header = span_of(stub_no_properties, 2), .body = body};
+        s->cb->deliver(s->ctx, s, 1, &m);
+    }
+    stub_deliver("q", 1, 4, "behind");
+    ck_assert_uint_eq(connection_output_waiting(t->connection), expected.len);
+    ck_assert(s->is_paused);
+    ck_assert_uint_lt(t->connection->out.cap, 1 << 20);  // Not copied.
+    block_release(block);                                // The output's owners keep it.
+    ck_assert_ptr_nonnull(block_find(body.ptr));
+    uint32_t size = 1;
+    while (connection_output_waiting(t->connection) > 0) {
+        struct iovec parts[3];
+        int count = connection_output_parts(t->connection, parts, 3);
+        size_t take = 0;
+        size = size * 1103515245 + 12345;
+        for (int i = 0; i < count && take < size % 300000; i++) {
+            size_t left = size % 300000 - take;
+            size_t n = parts[i].iov_len < left ? parts[i].iov_len : left;
+            buf_bytes(&got, parts[i].iov_base, n);
+            take += n;
+        }
+        connection_output_taken(t->connection, take);
+    }
+    ck_assert_uint_eq(got.len, expected.len);
+    ck_assert_int_eq(memcmp(got.ptr, expected.ptr, got.len), 0);
+    ck_assert_ptr_null(block_find(body.ptr));
+    ck_assert(!s->is_paused);
+    ck_assert_uint_eq(s->taken, 2 * len + 12);
+    buf_deinit(&expected);
+    buf_deinit(&got);
+    end();
+}
+END_TEST
+
+START_TEST(a_connection_that_ends_lets_go_of_large_bodies)
+{
+    begin(0);
+    consume(true);
+    struct block *block = block_create(1 << 20);
+    memset(block->ptr, 1, block->cap);
+    struct queue_session *s = stub_session("q");
+    struct queue_message m = {.number = 1,
+                              .routing_key = span_str("q"),
+                              .header = span_of(stub_no_properties, 2),
+                              .body = span_of(block->ptr, block->cap)};
+    s->cb->deliver(s->ctx, s, 1, &m);
+    ck_assert_uint_gt(block->refs, 1);
+    end();
+    ck_assert_uint_eq(block->refs, 1);
+    block_release(block);
+}
+END_TEST
+
 START_TEST(get_answers_message_and_count_or_empty)
 {
     begin(_i);
@@ -1326,6 +1405,8 @@ int main(void)
     ADD(what_came_back_carries_its_counts_sorted_into_the_headers);
     ADD(bodies_are_split_to_the_frame_max_agreed_and_headers_never_exceed_it);
     ADD(a_client_that_does_not_read_gets_no_more_deliveries);
+    ADD(a_large_body_is_shared_until_the_socket_has_taken_it);
+    ADD(a_connection_that_ends_lets_go_of_large_bodies);
     ADD(get_answers_message_and_count_or_empty);
     ADD(settles_become_ranges_with_their_kind);
     ADD(unknown_tags_are_406);
