@@ -92,6 +92,13 @@ enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t 
     }
     *position = w->flushed + w->out.len;
     assert(*position % RECORD_ALIGN == 0);
+    if (bytes.len >= FLUSH_BYTES) {  // Not twice in memory.
+        TRY(writer_flush(w));
+        struct iovec iov = {.iov_base = (void *)bytes.ptr, .iov_len = bytes.len};
+        TRY(w->disk->writev(w->file, &iov, 1, w->flushed));
+        w->flushed += bytes.len;
+        return RC_OK;
+    }
     buf_span_bytes(&w->out, bytes);
     return w->out.len >= FLUSH_BYTES ? writer_flush(w) : RC_OK;
 }
