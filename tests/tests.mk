@@ -3,10 +3,10 @@
 SEEDS ?= 200
 # The world is an archive like any folder's, so that unit tests can use it ("links: ... tests/sim").
 $(eval $(call archive_rule,tests/sim))
-SIM_LIBS := $(B)/lib/tests-sim.a $(foreach d,node/base proto consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host,$(B)/lib/$(subst /,-,$(d)).a) $(B)/lib/gen.a
+SIM_LIBS := $(B)/lib/tests-sim.a $(foreach d,node/base proto consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host metastore node/queue,$(B)/lib/$(subst /,-,$(d)).a) $(B)/lib/gen.a
 
 $(B)/sim: $(B)/obj/tests/sim/sim_main.o $(SIM_LIBS)
-	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(SIM_LIBS) -Wl,--end-group $(LIBS_ALL)
+	$(CC) $(LDFLAGS_ALL) -Wl,--wrap=host_group_add -o $@ $< -Wl,--start-group $(SIM_LIBS) -Wl,--end-group $(LIBS_ALL)
 
 sim: deps $(B)/sim
 ifdef SEED

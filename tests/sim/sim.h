@@ -71,8 +71,10 @@ struct sim_app {
     uint64_t (*after_turn)(struct sim *s, struct sim_node *n);
     bool (*is_settled)(struct sim *s);  // Last phase (all healed, no load): has everything come to rest as it should?
     void (*finish)(struct sim *s);      // Last checks.
+    void (*deinit)(struct sim *s);      // All nodes have gone. May be NULL.
 };
 extern const struct sim_app sim_list_app;
+extern const struct fsm_ops sim_list_fsm;  // Its machine.
 
 // ---- nodes ------------------------------------------------------------------------------------------------------------
 

@@ -214,7 +214,7 @@ static uint64_t list_size_estimate(void *ctx)
     return 64 + m->state.live_count * 20;
 }
 
-static const struct fsm_ops list_fsm = {
+const struct fsm_ops sim_list_fsm = {
     .version = 1,
     .apply = list_apply,
     .role = list_role,
@@ -527,7 +527,7 @@ const struct sim_app sim_list_app = {
     .name = "list",
     .machine_create = machine_create,
     .machine_destroy = free,
-    .fsm = &list_fsm,
+    .fsm = &sim_list_fsm,
     .start = list_start,
     .is_settled = list_is_settled,
     .finish = list_finish,

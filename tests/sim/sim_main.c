@@ -4,7 +4,7 @@
 //   sim --seed S [--verbose]                    one seed, with the hash of its trace
 // The last line of output is JSON. Exit status 1 if anything was violated.
 #include "node/base/log.h"
-#include "tests/sim/sim.h"
+#include "tests/sim/sim_apps.h"
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -53,7 +53,7 @@ static bool run_seed(uint64_t seed, bool is_verbose, struct report *r, uint64_t 
     seed_now = seed;
     alarm(30);  // Real seconds: a seed takes some ten milliseconds.
     r->seeds++;
-    if (sim_run(seed, &sim_list_app, is_verbose, &r->counters, trace, violation, sizeof(violation))) {
+    if (sim_run(seed, &sim_full_app, is_verbose, &r->counters, trace, violation, sizeof(violation))) {
         return true;
     }
     printf("seed %llu: %s\n  run it again: make sim SEED=%llu\n", (unsigned long long)seed, violation,

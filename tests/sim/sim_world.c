@@ -929,6 +929,9 @@ void sim_deinit(struct sim *s)
             e.drop(e.arg);
         }
     }
+    if (s->app->deinit) {
+        s->app->deinit(s);
+    }
     sim_check_deinit(s);
     sim_net_destroy(s);
     free(s->heap);
