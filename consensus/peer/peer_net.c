@@ -650,14 +650,15 @@ void peer_net_close(struct peer_net *n, void (*done)(void *ctx), void *ctx)
     n->closed_ctx = ctx;
     n->upcalls = NULL;
     n->hooks = (struct peer_net_hooks){.ctx = NULL};
+    // The port first: a peer that dials at once because its link closed must be refused (then it knows: dead).
+    uv_close((uv_handle_t *)&n->listener, on_listener_closed);
+    close(n->listener_fd);
     while (!list_is_empty(&n->greetings)) {
         link_close(list_entry(n->greetings.next, struct link, item));
     }
     while (!list_is_empty(&n->peers)) {
         peer_drop(list_entry(n->peers.next, struct peer, item));
     }
-    uv_close((uv_handle_t *)&n->listener, on_listener_closed);
-    close(n->listener_fd);
     uv_close((uv_handle_t *)&n->timer, on_timer_closed);
 }
 

@@ -32,8 +32,11 @@ struct ctl_config {
     void (*stop)(void *ctx);                // Ends the process in good order.
     // What the node waits for before it is up; NULL or "" when it is up.
     const char *(*waiting_for)(void *ctx);
-    // Starts joining the cluster of another node ("NAME" or "NAME=host:port"); blank nodes only. `done` once.
+    // Starts joining the cluster of another node ("NAME" or "NAME=host:port"). `done` once; RC_PENDING: the process starts
+    // itself again, which is to be asked again.
     void (*join)(void *ctx, const char *node, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+    // Removes a node that is down from the cluster. `done` once.
+    void (*forget)(void *ctx, const char *node, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
     // Listeners as JSON: [{"protocol","interface","port","purpose"}]. New reference.
     json_t *(*listeners)(void *ctx);
     void *ctx;

@@ -24,6 +24,7 @@ static const struct verb verbs[] = {
     {"await_startup", verb_await_startup, 0, 0, false},
     {"await_online_nodes", verb_await_online_nodes, 1, 1, false},
     {"join_cluster", verb_join_cluster, 1, 1, false},
+    {"forget_cluster_node", verb_forget_cluster_node, 1, 1, true},
     {"stop", verb_stop, 0, 1, false},
     {"list_queues", verb_list_queues, 0, 64, true},
     {"list_exchanges", verb_list_exchanges, 0, 64, true},
@@ -337,7 +338,8 @@ static void on_frame(void *ctx, uint32_t node, enum net_lane lane, const struct 
     } else if (value && f->type == FRAME_ADMIN_REPLY) {
         struct remote_call *call = map_get(&c->remote, h->request);
         if (call) {
-            finish_call(call, json_incref(value));
+            finish_call(call, value);  // Takes; it may go to the admin thread at once.
+            value = NULL;
         }
     }
     json_decref(value);

@@ -48,7 +48,8 @@ enum { EXIT_OK = 0, EXIT_USAGE = 64, EXIT_DATAERR = 65, EXIT_NOUSER = 67, EXIT_U
 
 typedef void verb_fn(struct ctl_request *r);
 // Verbs by file.
-verb_fn verb_status, verb_cluster_status, verb_ping, verb_await_startup, verb_await_online_nodes, verb_join_cluster, verb_stop;
+verb_fn verb_status, verb_cluster_status, verb_ping, verb_await_startup, verb_await_online_nodes, verb_join_cluster, verb_forget_cluster_node,
+    verb_stop;
 verb_fn verb_list_queues, verb_list_exchanges, verb_list_bindings, verb_list_connections, verb_list_consumers, verb_list_users,
     verb_list_vhosts, verb_list_permissions;
 verb_fn verb_quorum_status, verb_transfer_leadership, verb_delete_queue, verb_purge_queue;

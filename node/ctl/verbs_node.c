@@ -212,11 +212,13 @@ void verb_await_online_nodes(struct ctl_request *r)
 
 // ---- joining, stopping ---------------------------------------------------------------------------------------------
 
-static void joined(void *arg, enum rc rc, const char *text)
+static void changed(void *arg, enum rc rc, const char *text)
 {
     struct ctl_request *r = arg;
     if (rc == RC_OK) {
         ctl_ok(r, text);
+    } else if (rc == RC_PENDING) {
+        ctl_answer(r, json_pack("{s:i, s:b}", "exit", EXIT_OK, "restarting", 1));
     } else {
         ctl_error(r, rc == RC_INVALID ? EXIT_SOFTWARE : rc == RC_TIMEOUT || rc == RC_NO_QUORUM ? EXIT_TEMPFAIL : EXIT_UNAVAILABLE, "Error: %s", text);
     }
@@ -225,7 +227,13 @@ static void joined(void *arg, enum rc rc, const char *text)
 void verb_join_cluster(struct ctl_request *r)
 {
     struct ctl *c = r->ctl;
-    c->config.join(c->config.ctx, request_arg(r, 0), joined, r);
+    c->config.join(c->config.ctx, request_arg(r, 0), changed, r);
+}
+
+void verb_forget_cluster_node(struct ctl_request *r)
+{
+    struct ctl *c = r->ctl;
+    c->config.forget(c->config.ctx, request_arg(r, 0), changed, r);
 }
 
 void verb_stop(struct ctl_request *r)

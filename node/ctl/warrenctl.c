@@ -3,15 +3,18 @@
 // over the node's Unix socket, prints the answer as a table or JSON, exits with sysexits codes (operator-plane §1.2).
 #include <errno.h>
 #include <jansson.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { EXIT_USAGE = 64, EXIT_DATAERR = 65, EXIT_UNAVAILABLE = 69, EXIT_SOFTWARE = 70 };
+enum { EXIT_USAGE = 64, EXIT_DATAERR = 65, EXIT_UNAVAILABLE = 69, EXIT_SOFTWARE = 70, EXIT_TEMPFAIL = 75 };
+enum { RESTART_S = 75 };  // A node that joins is waited for; it gives up asking after 60 s itself.
 
 struct options {
     const char *node, *socket, *formatter, *verb;
@@ -21,7 +24,8 @@ struct options {
 
 static const char usage_text[] =
     "warrenctl [-n NODE] [--socket PATH] [-p VHOST] [-t SECONDS] [-q] [-s] [--formatter table|json|csv] VERB [ARGUMENTS]\n\n"
-    "Nodes:   status, cluster_status, ping, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT], stop\n"
+    "Nodes:   status, cluster_status, ping, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT],\n"
+    "         forget_cluster_node NODE, stop\n"
     "Lists:   list_queues, list_exchanges, list_bindings, list_connections, list_consumers, list_users, list_vhosts,\n"
     "         list_permissions   (each takes the names of the columns wanted)\n"
     "Queues:  quorum_status QUEUE, transfer_leadership QUEUE NODE, delete_queue QUEUE, purge_queue QUEUE\n"
@@ -117,31 +121,42 @@ static int try_connect(const char *path)
     return fd;
 }
 
-static int dial(struct options *o)
+// The node and its socket as told by options, environment or convention.
+struct place {
+    const char *node, *socket;
+    char name[600], path[4096];
+};
+
+static void find(const struct options *o, struct place *p)
 {
-    char path[4096], host[256] = "localhost", name[600];
-    const char *socket_path = o->socket ? o->socket : getenv("WARREN_CONTROL_SOCKET");
+    char host[256] = "localhost";
     const char *env_node = getenv("RABBITMQ_NODENAME");
     gethostname(host, sizeof(host) - 1);
-    snprintf(name, sizeof(name), "warren@%s", host);
-    const char *node = o->node ? o->node : env_node ? env_node : name;
-    if (!socket_path) {
-        snprintf(path, sizeof(path), "/var/lib/warren/%s/control.sock", node);
-        socket_path = path;
-    }
-    int fd = try_connect(socket_path);
+    snprintf(p->name, sizeof(p->name), "warren@%s", host);
+    p->node = o->node ? o->node : env_node ? env_node : p->name;
+    snprintf(p->path, sizeof(p->path), "/var/lib/warren/%s/control.sock", p->node);
+    p->socket = o->socket ? o->socket : getenv("WARREN_CONTROL_SOCKET");
+    p->socket = p->socket ? p->socket : p->path;
+}
+
+static int dial(const struct options *o)
+{
+    struct place p;
+    find(o, &p);
+    int fd = try_connect(p.socket);
     if (fd < 0) {
         fprintf(stderr,
                 "Error: unable to perform an operation on node '%s'. Please see diagnostics information below.\n\nDIAGNOSTICS\n===========\n\n"
                 " * command socket: %s\n * reason: %s\n\n"
                 "Is the node running on this host, and are you allowed to open its socket? Another node's socket can be named with --socket, "
                 "and -n NODE is then asked through it.\n",
-                node, socket_path, strerror(errno));
+                p.node, p.socket, strerror(errno));
         exit(EXIT_UNAVAILABLE);
     }
     return fd;
 }
 
+// NULL if the connection ends before there is an answer.
 static json_t *ask(int fd, json_t *request)
 {
     char *text = json_dumps(request, JSON_COMPACT);
@@ -150,14 +165,15 @@ static json_t *ask(int fd, json_t *request)
     while (at < len) {
         ssize_t n = write(fd, text + at, len - at);
         if (n < 0) {
-            fail(EXIT_UNAVAILABLE, "Error: the node closed the connection");
+            free(text);
+            return NULL;
         }
         at += (size_t)n;
     }
     free(text);
     char *in = NULL;
     size_t used = 0, cap = 0;
-    for (;;) {
+    do {
         if (used == cap) {
             cap = cap ? cap * 2 : 65536;
             in = realloc(in, cap);
@@ -167,16 +183,37 @@ static json_t *ask(int fd, json_t *request)
         }
         ssize_t n = read(fd, in + used, cap - used);
         if (n <= 0) {
-            fail(EXIT_UNAVAILABLE, "Error: the node closed the connection before it answered");
+            free(in);
+            return NULL;
         }
         used += (size_t)n;
-        if (in[used - 1] == '\n') {
-            break;
-        }
-    }
+    } while (in[used - 1] != '\n');
     json_t *answer = json_loadb(in, used, JSON_DECODE_ANY, NULL);
     free(in);
     return answer;
+}
+
+// The node starts itself again to join (join_cluster): it is asked the same until it has joined, or says why not.
+static json_t *ask_again(const struct options *o, json_t *request)
+{
+    struct place p;
+    find(o, &p);
+    struct timespec pause = {.tv_nsec = 50000000};
+    const time_t until = time(NULL) + RESTART_S;
+    while (time(NULL) < until) {
+        nanosleep(&pause, NULL);
+        int fd = try_connect(p.socket);
+        json_t *answer = fd >= 0 ? ask(fd, request) : NULL;
+        if (fd >= 0) {
+            close(fd);
+        }
+        if (json_is_object(answer) && !json_is_true(json_object_get(answer, "restarting"))) {
+            return answer;
+        }
+        json_decref(answer);
+    }
+    fail(EXIT_TEMPFAIL, "Error: the node did not come back in time; see its log");
+    return NULL;
 }
 
 // ---- printing ------------------------------------------------------------------------------------------------------
@@ -390,9 +427,28 @@ int main(int argc, char **argv)
     if (o.node && strchr(o.node, '@')) {
         json_object_set_new(request, "node", json_string(o.node));
     }
+    if (strcmp(o.verb, "join_cluster") == 0 && !o.is_quiet && strcmp(o.formatter, "table") == 0 && json_array_size(o.args) == 1) {
+        struct place p;
+        find(&o, &p);
+        printf("Clustering node %s with %s\n", p.node, json_string_value(json_array_get(o.args, 0)));
+        fflush(stdout);
+    }
+    signal(SIGPIPE, SIG_IGN);
     json_t *answer = ask(dial(&o), request);
+    if (!answer) {
+        fail(EXIT_UNAVAILABLE, "Error: the node closed the connection before it answered");
+    }
+    if (json_is_true(json_object_get(answer, "restarting"))) {
+        json_decref(answer);
+        answer = ask_again(&o, request);
+    }
     if (!json_is_object(answer)) {
         fail(EXIT_SOFTWARE, "Error: the node's answer does not parse");
     }
-    return print_answer(&o, answer);
+    int code = print_answer(&o, answer);
+    json_decref(answer);
+    json_decref(request);
+    json_decref(o.args);
+    json_decref(o.options);
+    return code;
 }

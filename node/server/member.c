@@ -12,7 +12,11 @@
 
 enum {
     JOIN_RETRY_MS = 100,
-    JOIN_CLUSTER_TIMEOUT_MS = 60000,
+    JOIN_REFUSED_MS = 2000,  // After a refusal that only an operator can cure.
+    STALL_MS = 1000,          // Age of the oldest unsynced write from which the own disk counts as stalled.
+    STALL_HEALTHY_MS = 500,   // A peer with less has a good disk (decision 7).
+    STALL_HEARD_MS = 1000,    // What it said must be this young.
+    STALL_AGAIN_MS = 30000,
     RECONCILE_MS = 20,
     RECONCILE_IDLE_MS = 1000,
 };
@@ -136,20 +140,13 @@ static void found(struct node *n)
 
 // ---- joining -----------------------------------------------------------------------------------------------------
 
-static void join_ended(struct node *n, enum rc rc, const char *text)
-{
-    if (n->join_done) {
-        void (*done)(void *arg, enum rc rc, const char *text) = n->join_done;
-        n->join_done = NULL;
-        done(n->join_arg, rc, text);
-    }
-    n->joined_to[0] = '\0';
-}
-
 static void ask_to_join(struct node *n, const char *via)
 {
     if (n->membership == MEMBERSHIP_JOINING && now_ns() < n->join_at_ns) {
         return;
+    }
+    if (n->membership == MEMBERSHIP_NONE) {  // Later on the last answer says more.
+        node_wait_for(n, "asking %s to let this node into its cluster", via);
     }
     n->membership = MEMBERSHIP_JOINING;
     n->join_at_ns = now_ns() + JOIN_RETRY_MS * 1000000ull;
@@ -160,8 +157,8 @@ static void ask_to_join(struct node *n, const char *via)
     snprintf(n->via, sizeof(n->via), "%s", via);
     struct buf envelope = {0};
     join_request_encode(&envelope, &r);
-    if (peer_net_send_named(n->peers, via, FRAME_JOIN, buf_span(&envelope)) == RC_OK) {
-        node_wait_for(n, "asking %s to let this node into its cluster", via);
+    if (peer_net_send_named(n->peers, via, FRAME_JOIN, buf_span(&envelope)) != RC_OK && n->is_rejoining) {
+        node_wait_for(n, "waiting for %s at %s, to join its cluster", via, n->joined_address);
     }
     buf_deinit(&envelope);
 }
@@ -185,8 +182,8 @@ static void joined(struct node *n, const struct join_reply *r)
         }
     }
     log_notice("joined the cluster through %s as node %u", n->via, n->identity.node_id);
+    rejoin_joined(n);
     become_member(n);
-    join_ended(n, RC_OK, NULL);
 }
 
 static void on_join_reply(struct node *n, const struct frame *f)
@@ -201,7 +198,11 @@ static void on_join_reply(struct node *n, const struct frame *f)
         } else {
             node_wait_for(n, "%s did not let this node in: %s", n->via, r.text);
             if (r.result != JOIN_RETRY) {
-                join_ended(n, RC_DENIED, r.text);
+                n->join_at_ns = now_ns() + JOIN_REFUSED_MS * 1000000ull;
+                if (!n->is_rejoining) {
+                    n->joined_to[0] = '\0';
+                }
+                member_join_end(n, RC_DENIED, r.text);
             }
         }
     }
@@ -267,12 +268,19 @@ static void accept_node(struct node *n, const struct join_request *q, const stru
     free(r.nodes);
 }
 
+static bool is_its_store(const struct broker_node *known, const struct join_request *q)
+{
+    return known->store_id.len == STORE_ID_BYTES && memcmp(known->store_id.ptr, q->store_id, STORE_ID_BYTES) == 0;
+}
+
 static void on_recorded(void *ctx, const struct broker_result *result)
 {
     struct admission *a = ctx;
     struct node *n = a->node;
     const struct broker_node *known = broker_node_find(n->workers[0].broker, span_str(a->request.name));
-    if (result->rc == RC_OK && known) {
+    if (result->rc == RC_OK && known && !is_its_store(known, &a->request)) {
+        refuse(n, &a->request, JOIN_RETRY, "another node of this name was faster");
+    } else if (result->rc == RC_OK && known) {
         accept_node(n, &a->request, known);
     } else {
         refuse(n, &a->request, JOIN_RETRY, result->rc == RC_OK ? "the node record is not here yet" : result->text);
@@ -294,7 +302,7 @@ static void on_join_request(struct node *n, const struct frame *f)
         return;
     }
     const struct broker_node *known = broker_node_find(b, span_str(q.name));
-    if (known && (known->store_id.len != STORE_ID_BYTES || memcmp(known->store_id.ptr, q.store_id, STORE_ID_BYTES) != 0)) {
+    if (known && !is_its_store(known, &q)) {
         char text[PEER_TEXT_MAX + 1];
         snprintf(text, sizeof(text),
                  "the name %s belongs to a member with another data directory. If that data is lost for good, run `warrenctl forget_cluster_node "
@@ -369,6 +377,41 @@ static void reconcile_node(void *ctx, const struct broker_node *b)
     }
 }
 
+struct record_of {
+    uint64_t replica_id;
+    bool is_there;
+};
+
+static void look_for_replica(void *ctx, const struct broker_node *b)
+{
+    struct record_of *r = ctx;
+    r->is_there = r->is_there || b->replica_id == r->replica_id;
+}
+
+// Members whose record was deleted (forgotten nodes) leave. A record comes before the member and this leader has seen all
+// that is committed, so absence is proof (law 3).
+static void remove_forgotten(struct reconcile *r, uint64_t commit)
+{
+    struct node *n = r->node;
+    if (metastore_seen(n->metastore, 0) < commit) {
+        r->is_changing = true;  // Soon.
+        return;
+    }
+    for (uint32_t i = 0; i < r->config->count && !r->is_changing; i++) {
+        const struct member m = r->config->members[i];
+        struct record_of record = {.replica_id = m.replica_id};
+        broker_node_each(n->workers[0].broker, look_for_replica, &record);
+        if (record.is_there || m.replica_id == n->identity.replica_id) {
+            continue;
+        }
+        r->is_changing = true;
+        struct member_change c = {.kind = MEMBER_REMOVE, .member = m};
+        if (group_change_members(r->group, &c) == RC_OK) {
+            log_notice("metadata group: removing node %u, which was forgotten", m.node_id);
+        }
+    }
+}
+
 static void on_founded(void *ctx, const struct meta_result *r)
 {
     struct node *n = ctx;
@@ -415,6 +458,9 @@ static uint64_t reconcile(struct node *n, uint64_t now)
             write_founding(n);
         }
         broker_node_each(n->workers[0].broker, reconcile_node, &r);
+        if (nodes > 0 && !r.is_changing) {
+            remove_forgotten(&r, s.commit);
+        }
     }
     bool is_incomplete = !broker_node_find(n->workers[0].broker, span_str(n->config.node_name));
     n->reconcile_at_ns = now + (r.is_changing || is_incomplete ? RECONCILE_MS : RECONCILE_IDLE_MS) * 1000000ull;
@@ -426,6 +472,38 @@ static uint64_t reconcile(struct node *n, uint64_t now)
 static void on_peers_changed(void *ctx)
 {
     worker_wake(((struct node *)ctx)->workers[0].worker);
+}
+
+struct newest {
+    uint32_t node_id;
+};
+
+static void look_for_newest(void *ctx, const struct broker_node *b)
+{
+    struct newest *x = ctx;
+    x->node_id = b->node_id > x->node_id ? b->node_id : x->node_id;
+}
+
+// A node with an id of ours and no record: it was forgotten, if ids above its own have been given (else its record may only
+// not have come here yet).
+static enum peer_refusal admit(void *ctx, const struct peer_hello *h, char *text)
+{
+    struct node *n = ctx;
+    struct broker *b = n->workers[0].broker;
+    if (n->membership != MEMBERSHIP_MEMBER || !broker_is_loaded(b) || h->is_blank ||
+        memcmp(h->cluster_id, n->identity.cluster_id, CLUSTER_ID_BYTES) != 0 || broker_node_by_id(b, h->node_id)) {
+        return REFUSED_NONE;
+    }
+    struct newest newest = {0};
+    broker_node_each(b, look_for_newest, &newest);
+    if (h->node_id > newest.node_id) {
+        return REFUSED_NONE;
+    }
+    snprintf(text, PEER_TEXT_MAX + 1,
+             "node %.255s thinks it is a member of the cluster of node %.255s, but that disagrees: it was forgotten. Delete its data directory and "
+             "start it again to take it in as a new node",
+             h->name, n->config.node_name);
+    return REFUSED_DENIED;
 }
 
 static void fill_beat(void *ctx, struct peer_beat *b)
@@ -452,7 +530,7 @@ void member_peers_start(struct node *n)
         .random = env_system_random,
         .listen = n->config.cluster_address,
         .secret = span_str(n->config.cluster_secret ? n->config.cluster_secret : "a node without peers"),
-        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .beat_fill = fill_beat, .ctx = n},
+        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .admit = admit, .beat_fill = fill_beat, .ctx = n},
     };
     fill_hello(n, &c.self);
     enum rc rc = peer_net_create(&c, &n->peers);
@@ -471,6 +549,8 @@ void member_peers_start(struct node *n)
     }
     if (!identity_is_blank(&n->identity)) {
         become_member(n);
+    } else if (n->is_rejoining && peer_net_add(n->peers, n->joined_to, n->joined_address, 0, NULL) != RC_OK) {
+        log_error("the address '%s' of node %s is not usable", n->joined_address, n->joined_to);
     }
 }
 
@@ -480,9 +560,7 @@ static uint64_t form(struct node *n, uint64_t now)
     uint32_t count = n->config.peers_count;
     list_names(n, names);
     if (n->joined_to[0] != '\0') {
-        if (now > n->join_deadline_ns) {
-            join_ended(n, RC_TIMEOUT, n->waiting);
-        } else {
+        if (!rejoin_is_refused(n)) {
             ask_to_join(n, n->joined_to);
         }
         return now + JOIN_RETRY_MS * 1000000ull;
@@ -505,10 +583,65 @@ static uint64_t form(struct node *n, uint64_t now)
     return now + JOIN_RETRY_MS * 1000000ull;
 }
 
+// ---- a stalled disk -----------------------------------------------------------------------------------------------
+
+struct disks {
+    uint64_t now;
+    uint32_t peers, healthy;
+};
+
+static void count_disk(void *ctx, const struct peer_info *p)
+{
+    struct disks *d = ctx;
+    if (p->node_id == 0) {
+        return;
+    }
+    d->peers++;
+    d->healthy += p->verdict == NODE_ALIVE && d->now - p->heard_ns < STALL_HEARD_MS * 1000000ull && p->beat.wal_age_ms < STALL_HEALTHY_MS;
+}
+
+static void step_down(void *arg)
+{
+    struct node_worker *w = arg;
+    if (w->host) {
+        host_step_down_all(w->host);
+    }
+}
+
+// Decision 7: a node gives up leading for its own stall only if a majority of its peers are better off, and rarely: if all
+// disks stall, or this one does again and again, moving the lead about helps nobody.
+static uint64_t stall_turn(struct node *n, uint64_t now)
+{
+    const uint64_t age = wal_thread_age_ns(n->wal);
+    if (age < STALL_MS * 1000000ull || (n->stepped_down_at_ns != 0 && now - n->stepped_down_at_ns < STALL_AGAIN_MS * 1000000ull)) {
+        return UINT64_MAX;  // Beats arrive all the time: that is often enough to look.
+    }
+    struct disks d = {.now = now};
+    peer_net_each(n->peers, count_disk, &d);
+    if (d.healthy * 2 <= d.peers || d.peers == 0) {
+        return UINT64_MAX;
+    }
+    n->stepped_down_at_ns = now;
+    log_warning("this node's disk has not finished a write for %llu ms, %u of %u other nodes' disks do: giving up the lead of all groups",
+                (unsigned long long)(age / 1000000u), d.healthy, d.peers);
+    for (uint32_t i = 0; i < n->workers_count; i++) {
+        node_post(n, i, step_down, &n->workers[i]);
+    }
+    return UINT64_MAX;
+}
+
+static uint64_t earlier(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
 uint64_t member_turn(struct node *n, uint64_t now)
 {
     if (!n->peers) {
         return UINT64_MAX;
+    }
+    if (n->join_done && !n->is_probing && now > n->join_deadline_ns) {
+        member_join_end(n, RC_TIMEOUT, n->waiting);
     }
     if (n->membership != MEMBERSHIP_MEMBER) {
         return form(n, now);
@@ -520,42 +653,10 @@ uint64_t member_turn(struct node *n, uint64_t now)
     if (is_up && n->waiting[0] != '\0') {
         n->waiting[0] = '\0';
         log_notice("node %s is up", n->config.node_name);
+        member_join_end(n, RC_OK, NULL);
     }
-    return reconcile(n, now);
-}
-
-void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc rc, const char *text), void *arg)
-{
-    struct node *n = ctx;
-    char name[PEER_NAME_MAX + 1];
-    const char *address = strchr(target, '=');
-    snprintf(name, sizeof(name), "%.*s", (int)(address ? address - target : (long)strlen(target)), target);
-    if (strcmp(name, n->config.node_name) == 0) {
-        done(arg, RC_INVALID, "a node cannot join itself");
-        return;
-    }
-    if (n->membership == MEMBERSHIP_MEMBER) {
-        const struct broker_node *known = n->workers[0].broker ? broker_node_find(n->workers[0].broker, span_str(name)) : NULL;
-        done(arg, known ? RC_OK : RC_CONFLICT,
-             known ? "The node is already a member of this cluster"
-                   : "this node belongs to a cluster already; only a blank node can join: stop it, delete its data directory, start it with the "
-                     "other cluster's nodes in its list");
-        return;
-    }
-    char dial[PEER_ADDRESS_MAX + 1];
-    const char *host = strchr(name, '@');
-    snprintf(dial, sizeof(dial), "%s%s", address ? address + 1 : host ? host + 1 : name, address ? "" : ":25672");
-    for (uint32_t i = 0; i < n->config.peers_count && !address; i++) {
-        if (strcmp(n->config.peers[i].name, name) == 0) {
-            snprintf(dial, sizeof(dial), "%s", n->config.peers[i].address);
-        }
-    }
-    if (n->join_done || peer_net_add(n->peers, name, dial, 0, NULL) != RC_OK) {
-        done(arg, RC_BUSY, n->join_done ? "the node is joining already" : "the address of that node is not usable");
-        return;
-    }
-    n->join_done = done;
-    n->join_arg = arg;
-    n->join_deadline_ns = now_ns() + JOIN_CLUSTER_TIMEOUT_MS * 1000000ull;
-    snprintf(n->joined_to, sizeof(n->joined_to), "%s", name);
+    uint64_t next = reconcile(n, now);
+    next = earlier(next, rejoin_turn(n, now));
+    next = earlier(next, forget_turn(n, now));
+    return earlier(next, stall_turn(n, now));
 }

@@ -17,6 +17,7 @@ static void on_recovered(void *ctx, const struct store_group *g)
     struct node *n = ctx;
     struct recovered *r = mem_zalloc(sizeof(*r));
     r->group = *g;
+    r->group.is_amnesiac = g->is_amnesiac || n->is_store_suspect;
     if (g->runs_count > 0) {
         r->runs = mem_alloc(g->runs_count * sizeof(*r->runs));
         memcpy(r->runs, g->runs, g->runs_count * sizeof(*r->runs));
@@ -198,6 +199,23 @@ enum rc node_open_metastore(struct node *n)
     return metastore_open(&c, &n->metastore);
 }
 
+// A write or sync of this directory failed in an earlier process (P6): what was acknowledged may be missing, although it
+// can be read. So nothing here is vouched for, until an operator decides (engine-notes §1.9).
+static void look_for_mark(struct node *n)
+{
+    struct disk_file *f;
+    if (n->disk->open(n->disk, "store.failed", DISK_READ, &f) != RC_OK) {
+        return;
+    }
+    n->disk->close(f);
+    n->is_store_suspect = true;
+    log_critical("the disk failed under this node (%s/store.failed says when and how): its replicas neither vote nor acknowledge. Check the disk; "
+                 "then let the node come back empty: run `warrenctl forget_cluster_node %s` on another member, delete the data directory %s and "
+                 "start the node. Only if there is no other copy: delete the file store.failed and start the node; what was acknowledged last may "
+                 "then be missing",
+                 n->config.data_dir, n->config.node_name, n->config.data_dir);
+}
+
 enum rc node_create(struct node *n, struct buf *error)
 {
     map_init_u64(&n->recovered);
@@ -208,14 +226,23 @@ enum rc node_create(struct node *n, struct buf *error)
                    n->config.data_dir, rc_text(rc));
         return rc;
     }
+    rc = rejoin_prepare(n);
+    if (rc != RC_OK) {
+        buf_printf(error, "the data in %s cannot be given up to join another cluster: %s", n->config.data_dir, rc_text(rc));
+        return rc;
+    }
+    look_for_mark(n);
     rc = identity_open(n->disk, n->config.node_name, env_system_random, &n->identity);
     if (rc != RC_OK) {
         buf_printf(error, "the identity file in %s cannot be used: %s", n->config.data_dir,
                    rc == RC_CONFLICT ? "the directory belongs to a node of another name" : rc_text(rc));
         return rc;
     }
-    TRY(open_store(n, error));
-    return RC_OK;
+    if (rejoin_check(n) != RC_OK) {
+        buf_printf(error, "the file rejoin in %s cannot be removed", n->config.data_dir);
+        return RC_IO;
+    }
+    return open_store(n, error);
 }
 
 enum rc node_start(struct node *n, struct buf *error)
@@ -240,6 +267,7 @@ enum rc node_start(struct node *n, struct buf *error)
         .stop = request_stop,
         .waiting_for = waiting_for,
         .join = member_join,
+        .forget = member_forget,
         .listeners = listeners_json,
         .ctx = n,
     };

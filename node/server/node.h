@@ -19,7 +19,7 @@
 #include "node/server/worker.h"
 #include <stdatomic.h>
 
-enum { WORKERS_MAX = FRAME_WORKERS_MAX, WAITING_BYTES = 512 };
+enum { WORKERS_MAX = FRAME_WORKERS_MAX, WAITING_BYTES = PEER_TEXT_MAX + 1 };
 
 struct node;
 
@@ -79,10 +79,16 @@ struct node {
     char via[PEER_NAME_MAX + 1];    // Whom we asked to let us in.
     uint64_t join_token, join_at_ns;  // Next time to ask.
     char joined_to[PEER_NAME_MAX + 1];  // Target of join_cluster; empty: none.
+    char joined_address[PEER_ADDRESS_MAX + 1];
+    bool is_rejoining;              // Blank by the note of rejoin.c: joins `joined_to` and nobody else.
+    bool is_probing;                // Alone in its cluster: waits for a greeting of `joined_to`.
     void (*join_done)(void *arg, enum rc rc, const char *text);
     void *join_arg;
     uint64_t join_deadline_ns;
+    struct forgetting *forgetting;  // NULL: nobody is being forgotten.
     uint64_t reconcile_at_ns;
+    uint64_t stepped_down_at_ns;    // Last time this node gave up leading for a stall of its own; 0: never.
+    bool is_store_suspect;          // The mark of a failed disk was found (node.c).
     bool is_founding;               // The founding command is under way.
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.
     char waiting_logged[WAITING_BYTES];
@@ -113,6 +119,19 @@ uint64_t drain_turn(struct node_worker *w, uint64_t now_ns);  // That worker, ea
 // member.c (worker 0)
 void member_peers_start(struct node *n);
 uint64_t member_turn(struct node *n, uint64_t now_ns);  // Returns when it wants to run again.
-void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
 void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known);
 void node_wait_for(struct node *n, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// rejoin.c (worker 0, but for the first two)
+MUST_USE enum rc rejoin_prepare(struct node *n);  // Start-up, before the identity is opened: reads the note, wipes.
+MUST_USE enum rc rejoin_check(struct node *n);    // Start-up, after it.
+void rejoin_joined(struct node *n);               // The identity of a member has been written.
+bool rejoin_is_refused(struct node *n);           // Blank: the target does not talk to this node; says why.
+uint64_t rejoin_turn(struct node *n, uint64_t now_ns);
+// join_cluster NAME[=HOST:PORT]. `done` once: RC_OK (with a text if there was nothing to do), RC_PENDING: the process starts
+// itself again and is to be asked again; RC_INVALID, RC_CONFLICT, RC_BUSY, RC_NOT_CONNECTED, RC_DENIED, RC_TIMEOUT.
+void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+void member_join_end(struct node *n, enum rc rc, const char *text);
+// forget_cluster_node. RC_OK, RC_NOT_FOUND, RC_CONFLICT, RC_BUSY, RC_NO_QUORUM, RC_TIMEOUT.
+void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+uint64_t forget_turn(struct node *n, uint64_t now_ns);

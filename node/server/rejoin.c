@@ -1,0 +1,446 @@
+// SPDX-License-Identifier: Apache-2.0
+// join_cluster and forget_cluster_node (operator-plane §4.5). Worker 0, but for the part at start-up.
+//
+// A node that is alone in its own cluster gives that up for another one: it makes sure that the other is there, leaves a
+// note in its data directory and starts itself again. What the process that then starts finds in the note:
+//
+//   wipe NAME ADDRESS   erase logs, segments, metadata and identity, then turn the note into "join". Repeated after a
+//                       crash in the middle: the note goes last.
+//   join NAME ADDRESS   a blank node that joins NAME's cluster and no other, however long that takes; it never founds.
+//                       Beside the identity of a member: it has joined; the note is removed.
+//
+// A node in company is never wiped: its cluster would be left with a member that lost its memory (law 2).
+//
+// Forgetting deletes the node's record; the metadata group follows (member.c). Queues keep it as a member that never
+// answers, which is why a queue that would be left without a majority is a reason to refuse.
+#include "node/base/log.h"
+#include "node/server/node.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+enum {
+    NOTE_BYTES_MAX = 1024,
+    PROBE_MS = 10000,        // The other node must greet within this.
+    JOIN_MS = 60000,         // An asker is answered at the latest.
+    FORGET_MS = 10000,
+};
+#define NOTE_FILE "rejoin"
+#define NS_PER_MS 1000000ull
+
+static uint64_t now_ns(void)
+{
+    return clock_mono_ns(env_system_clock());
+}
+
+// ---- the note ----------------------------------------------------------------------------------------------------
+
+static enum rc note_write(struct disk *d, const char *what, const char *name, const char *address)
+{
+    struct buf b = {0};
+    buf_printf(&b, "%s %s %s\n", what, name, address);
+    enum rc rc = disk_replace(d, ".", NOTE_FILE, buf_span(&b));
+    buf_deinit(&b);
+    return rc;
+}
+
+// RC_NO_FILE without one.
+static enum rc note_read(struct disk *d, char *what, char *name, char *address)
+{
+    uint8_t *bytes = NULL;
+    size_t len = 0;
+    TRY(disk_read_all(d, NOTE_FILE, NOTE_BYTES_MAX, &bytes, &len));
+    char text[NOTE_BYTES_MAX + 1];
+    memcpy(text, bytes, len);
+    text[len] = '\0';
+    free(bytes);
+    bool is_good = sscanf(text, "%7s %255s %300s", what, name, address) == 3 && (strcmp(what, "wipe") == 0 || strcmp(what, "join") == 0);
+    return is_good ? RC_OK : RC_CORRUPT;
+}
+
+static enum rc note_remove(struct disk *d)
+{
+    TRY(d->unlink(d, NOTE_FILE));
+    return d->sync_dir(d, ".");
+}
+
+// ---- at start-up -------------------------------------------------------------------------------------------------
+
+struct wipe {
+    struct disk *disk;
+    const char *dir;
+    enum rc rc;
+};
+
+static void wipe_file(void *ctx, const char *name)
+{
+    struct wipe *w = ctx;
+    char path[600];
+    snprintf(path, sizeof(path), "%s/%s", w->dir, name);
+    enum rc rc = w->disk->unlink(w->disk, path);
+    if (rc != RC_OK && rc != RC_NO_FILE && w->rc == RC_OK) {
+        w->rc = rc;
+    }
+}
+
+static enum rc wipe_all(struct disk *d)
+{
+    static const char *const dirs[] = {"wal", "seg", "meta"};
+    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
+        struct wipe w = {.disk = d, .dir = dirs[i]};
+        enum rc rc = d->list(d, dirs[i], wipe_file, &w);
+        if (rc == RC_NO_FILE) {
+            continue;
+        }
+        TRY(rc);
+        TRY(w.rc);
+        TRY(d->sync_dir(d, dirs[i]));
+    }
+    // The identity last: without it what lies beside it counts as damage.
+    enum rc rc = d->unlink(d, "identity");
+    if (rc != RC_NO_FILE) {
+        TRY(rc);
+    }
+    return d->sync_dir(d, ".");
+}
+
+enum rc rejoin_prepare(struct node *n)
+{
+    char what[8];
+    enum rc rc = note_read(n->disk, what, n->joined_to, n->joined_address);
+    if (rc == RC_NO_FILE) {
+        n->joined_to[0] = '\0';
+        return RC_OK;
+    }
+    TRY(rc);
+    if (strcmp(what, "wipe") == 0) {
+        log_notice("giving up the data of this node to join the cluster of %s", n->joined_to);
+        TRY(wipe_all(n->disk));
+        TRY(note_write(n->disk, "join", n->joined_to, n->joined_address));
+    }
+    n->is_rejoining = true;
+    return RC_OK;
+}
+
+enum rc rejoin_check(struct node *n)
+{
+    if (!n->is_rejoining || identity_is_blank(&n->identity)) {
+        return RC_OK;
+    }
+    n->is_rejoining = false;  // It had joined when the process ended.
+    n->joined_to[0] = '\0';
+    return note_remove(n->disk);
+}
+
+void rejoin_joined(struct node *n)
+{
+    n->joined_to[0] = '\0';
+    if (n->is_rejoining) {
+        n->is_rejoining = false;
+        if (note_remove(n->disk) != RC_OK) {
+            log_warning("the file " NOTE_FILE " could not be removed; that is done at the next start");
+        }
+    }
+}
+
+// ---- joining -----------------------------------------------------------------------------------------------------
+
+void member_join_end(struct node *n, enum rc rc, const char *text)
+{
+    if (n->join_done) {
+        void (*done)(void *arg, enum rc rc, const char *text) = n->join_done;
+        n->join_done = NULL;
+        done(n->join_arg, rc, text);
+    }
+}
+
+static void count_node(void *ctx, const struct broker_node *b)
+{
+    (void)b;
+    ++*(uint32_t *)ctx;
+}
+
+static void split_target(struct node *n, const char *target, char *name, char *address)
+{
+    const char *equals = strchr(target, '=');
+    snprintf(name, PEER_NAME_MAX + 1, "%.*s", (int)(equals ? equals - target : (long)strlen(target)), target);
+    const char *host = strchr(name, '@');
+    snprintf(address, PEER_ADDRESS_MAX + 1, "%.255s%s", equals ? equals + 1 : host ? host + 1 : name, equals ? "" : ":25672");
+    for (uint32_t i = 0; i < n->config.peers_count && !equals; i++) {
+        if (strcmp(n->config.peers[i].name, name) == 0) {
+            snprintf(address, PEER_ADDRESS_MAX + 1, "%s", n->config.peers[i].address);
+        }
+    }
+}
+
+// A member that is alone: does the other node answer?
+static void probe(struct node *n)
+{
+    n->is_probing = true;
+    n->join_deadline_ns = now_ns() + PROBE_MS * NS_PER_MS;
+}
+
+static enum rc is_joinable(struct node *n, const char *name, char *text, size_t size)
+{
+    if (strchr(name, ' ') || name[0] == '\0') {
+        snprintf(text, size, "'%s' is not a node name", name);
+        return RC_INVALID;
+    }
+    if (strcmp(name, n->config.node_name) == 0) {
+        snprintf(text, size, "cannot cluster node with itself: %s", name);
+        return RC_INVALID;
+    }
+    if (n->join_done) {
+        snprintf(text, size, "the node is joining already");
+        return RC_BUSY;
+    }
+    if (n->membership != MEMBERSHIP_MEMBER) {
+        return RC_OK;
+    }
+    struct broker *b = n->workers[0].broker;
+    if (!broker_is_loaded(b) || n->waiting[0] != '\0') {
+        snprintf(text, size, "this node is not up yet: %s", n->waiting);
+        return RC_BUSY;
+    }
+    if (broker_node_find(b, span_str(name))) {
+        snprintf(text, size, "The node is already a member of this cluster");
+        return RC_EXISTS;
+    }
+    uint32_t nodes = 0;
+    broker_node_each(b, count_node, &nodes);
+    if (nodes > 1) {
+        snprintf(text, size,
+                 "this node is a member of a cluster of %u nodes. To move it, stop it, run `warrenctl forget_cluster_node %s` on another member, "
+                 "delete its data directory, start it and join again",
+                 nodes, n->config.node_name);
+        return RC_CONFLICT;
+    }
+    return RC_OK;
+}
+
+void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc rc, const char *text), void *arg)
+{
+    struct node *n = ctx;
+    char name[PEER_NAME_MAX + 1], address[PEER_ADDRESS_MAX + 1], text[PEER_TEXT_MAX + 100] = "";
+    split_target(n, target, name, address);
+    enum rc rc = is_joinable(n, name, text, sizeof(text));
+    if (rc != RC_OK) {
+        done(arg, rc == RC_EXISTS ? RC_OK : rc, text);
+        return;
+    }
+    // A blank node on its way to that cluster: whoever asks waits for the outcome.
+    bool is_on_the_way = n->membership != MEMBERSHIP_MEMBER && strcmp(n->joined_to, name) == 0;
+    if (!is_on_the_way && peer_net_add(n->peers, name, address, 0, NULL) != RC_OK) {
+        done(arg, RC_NOT_CONNECTED, "the address of that node is not usable");
+        return;
+    }
+    n->join_done = done;
+    n->join_arg = arg;
+    if (n->membership == MEMBERSHIP_MEMBER) {
+        snprintf(n->joined_to, sizeof(n->joined_to), "%s", name);
+        snprintf(n->joined_address, sizeof(n->joined_address), "%s", address);
+        probe(n);
+        return;
+    }
+    n->join_deadline_ns = now_ns() + JOIN_MS * NS_PER_MS;
+    if (!is_on_the_way) {
+        snprintf(n->joined_to, sizeof(n->joined_to), "%s", name);
+        snprintf(n->joined_address, sizeof(n->joined_address), "%s", address);
+        n->membership = MEMBERSHIP_NONE;
+        if (n->is_rejoining && note_write(n->disk, "join", name, address) != RC_OK) {
+            log_warning("the file " NOTE_FILE " could not be written: after a restart this node goes on to join its former target");
+        }
+    }
+}
+
+struct greeting {
+    const char *name;
+    bool is_other_cluster, is_blank, is_alive;
+    bool is_final;  // The refusal will not go away by itself.
+    char refusal[PEER_TEXT_MAX + 1];
+};
+
+static void look_at_peer(void *ctx, const struct peer_info *p)
+{
+    struct greeting *g = ctx;
+    if (strcmp(p->name, g->name) != 0) {
+        return;
+    }
+    g->is_other_cluster = p->refusal_kind == REFUSED_CLUSTER;
+    g->is_final = p->refusal_kind == REFUSED_SECRET || p->refusal_kind == REFUSED_VERSION || p->refusal_kind == REFUSED_IDENTITY ||
+                  p->refusal_kind == REFUSED_NAME || p->refusal_kind == REFUSED_DENIED;
+    g->is_alive = p->verdict == NODE_ALIVE;
+    g->is_blank = p->hello && p->hello->is_blank;
+    snprintf(g->refusal, sizeof(g->refusal), "%s", p->refusal ? p->refusal : "");
+}
+
+bool rejoin_is_refused(struct node *n)
+{
+    struct greeting g = {.name = n->joined_to};
+    peer_net_each(n->peers, look_at_peer, &g);
+    if (!g.is_final || g.is_alive) {
+        return false;
+    }
+    node_wait_for(n, "%s", g.refusal);
+    member_join_end(n, RC_DENIED, n->waiting);
+    return true;
+}
+
+static void probe_failed(struct node *n, enum rc rc, const char *text)
+{
+    n->is_probing = false;
+    peer_net_remove(n->peers, n->joined_to);
+    n->joined_to[0] = '\0';
+    member_join_end(n, rc, text);
+}
+
+// The other cluster is there: this node's own life ends. The asker is told to ask the process that starts next.
+static void give_up_for_it(struct node *n)
+{
+    n->is_probing = false;
+    if (note_write(n->disk, "wipe", n->joined_to, n->joined_address) != RC_OK) {
+        probe_failed(n, RC_IO, "the data directory cannot be written");
+        return;
+    }
+    log_notice("leaving the cluster of this one node to join that of %s; starting again", n->joined_to);
+    atomic_store_explicit(&n->shared_restart, true, memory_order_release);
+    member_join_end(n, RC_PENDING, "");
+    n->stop_requested();
+}
+
+uint64_t rejoin_turn(struct node *n, uint64_t now)
+{
+    if (!n->is_probing) {
+        return UINT64_MAX;
+    }
+    struct greeting g = {.name = n->joined_to};
+    peer_net_each(n->peers, look_at_peer, &g);
+    char text[PEER_TEXT_MAX + 100];
+    if (g.is_other_cluster) {
+        give_up_for_it(n);
+        return UINT64_MAX;
+    }
+    if (g.refusal[0] != '\0') {
+        probe_failed(n, RC_NOT_CONNECTED, g.refusal);
+        return UINT64_MAX;
+    }
+    if (g.is_alive && g.is_blank) {
+        snprintf(text, sizeof(text), "node %s is not a member of a cluster yet", n->joined_to);
+        probe_failed(n, RC_NOT_CONNECTED, text);
+        return UINT64_MAX;
+    }
+    if (now >= n->join_deadline_ns) {
+        snprintf(text, sizeof(text), "node %s cannot be reached at %s", n->joined_to, n->joined_address);
+        probe_failed(n, RC_NOT_CONNECTED, text);
+        return UINT64_MAX;
+    }
+    return now + 20 * NS_PER_MS;
+}
+
+// ---- forgetting --------------------------------------------------------------------------------------------------
+
+struct forgetting {
+    struct node *node;
+    uint64_t replica_id;   // In the metadata group.
+    uint64_t until;
+    void (*done)(void *arg, enum rc rc, const char *text);
+    void *arg;
+};
+
+struct queue_check {
+    struct broker *broker;
+    uint32_t leaving;
+    char first[300];  // A queue that would lose its majority.
+    uint32_t count;
+};
+
+static void check_queue(void *ctx, const struct broker_queue *q)
+{
+    struct queue_check *c = ctx;
+    bool is_member = false;
+    uint32_t staying = 0;
+    for (uint32_t i = 0; i < q->target.members_count; i++) {
+        uint32_t node = q->target.members[i].node_id;
+        is_member = is_member || node == c->leaving;
+        staying += node != c->leaving && broker_node_by_id(c->broker, node) != NULL;
+    }
+    if (is_member && staying < q->target.members_count / 2 + 1) {
+        if (c->count++ == 0) {
+            snprintf(c->first, sizeof(c->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
+        }
+    }
+}
+
+static void check_vhost(void *ctx, struct broker_vhost *v, struct span name)
+{
+    (void)name;
+    broker_queue_each(v, check_queue, ctx);
+}
+
+static void forget_end(struct node *n, enum rc rc, const char *text)
+{
+    struct forgetting *f = n->forgetting;
+    n->forgetting = NULL;
+    f->done(f->arg, rc, text);
+    free(f);
+}
+
+static void on_forgotten(void *ctx, const struct broker_result *r)
+{
+    struct node *n = ctx;
+    if (r->rc != RC_OK) {
+        forget_end(n, r->rc, r->text);
+        return;
+    }
+    n->forgetting->until = now_ns() + FORGET_MS * NS_PER_MS;
+    n->reconcile_at_ns = 0;
+}
+
+void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc rc, const char *text), void *arg)
+{
+    struct node *n = ctx;
+    struct broker *b = n->workers[0].broker;
+    const struct broker_node *known = b ? broker_node_find(b, span_str(name)) : NULL;
+    char text[700];
+    if (!known || n->forgetting) {
+        snprintf(text, sizeof(text), known ? "another node is being forgotten" : "'%s' is not a node of this cluster", name);
+        done(arg, known ? RC_BUSY : RC_NOT_FOUND, text);
+        return;
+    }
+    if (known->node_id == n->identity.node_id || host_node_is_alive(n->workers[0].host, known->node_id)) {
+        snprintf(text, sizeof(text), "node %s is running: it must be stopped before it is removed from the cluster", name);
+        done(arg, RC_CONFLICT, text);
+        return;
+    }
+    struct queue_check c = {.broker = b, .leaving = known->node_id};
+    broker_vhost_each(b, check_vhost, &c);
+    if (c.count > 0) {
+        snprintf(text, sizeof(text),
+                 "%u queues would be left without a majority of their members, the first is '%s'. Delete them first, or bring node %s back",
+                 c.count, c.first, name);
+        done(arg, RC_CONFLICT, text);
+        return;
+    }
+    struct forgetting *f = calloc(1, sizeof(*f));
+    *f = (struct forgetting){.node = n, .replica_id = known->replica_id, .done = done, .arg = arg};
+    n->forgetting = f;
+    broker_node_delete(b, known->name, on_forgotten, n);
+}
+
+uint64_t forget_turn(struct node *n, uint64_t now)
+{
+    struct forgetting *f = n->forgetting;
+    if (!f || f->until == 0) {
+        return UINT64_MAX;
+    }
+    struct consensus_status s;
+    group_status(metastore_group(n->metastore), &s);
+    if (!config_find(s.config, f->replica_id)) {
+        forget_end(n, RC_OK, NULL);
+        return UINT64_MAX;
+    }
+    if (now >= f->until) {
+        forget_end(n, RC_TIMEOUT, "the node was forgotten, but the metadata group has not let go of it yet");
+        return UINT64_MAX;
+    }
+    return now + 10 * NS_PER_MS;
+}

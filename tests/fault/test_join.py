@@ -1,0 +1,238 @@
+#!/usr/bin/env python3
+"""join_cluster, forget_cluster_node and orderly stops (operator-plane §4.5; RabbitMQ 4.3's behaviour and exit codes).
+
+Nodes without a list found clusters of their own; they have ports of their own, so this runs beside a local cluster.
+"""
+import os, shutil, signal, socket, subprocess, sys, time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lib"))
+from warren import *
+
+root = os.path.join(build, "test-join")
+
+
+class Node:
+    """One node, started alone."""
+
+    def __init__(self, name, number):
+        self.name, self.number = f"{name}@localhost", number
+        self.dir = os.path.join(root, name)
+        self.conf = os.path.join(root, name + ".conf")
+        self.amqp, self.cluster = 5770 + number, 25770 + number
+        self.process = None
+        os.makedirs(root, exist_ok=True)
+        with open(self.conf, "w") as f:
+            f.write(f"nodename = {self.name}\nwarren.data_dir = {self.dir}\nlisteners.tcp.default = 127.0.0.1:{self.amqp}\n"
+                    f"warren.cluster.listener = 127.0.0.1:{self.cluster}\nwarren.cluster_secret = test-join\n"
+                    f"default_queue_type = quorum\n")
+            if os.environ.get("WARREN_TEST_WORKERS"):
+                f.write(f"warren.workers = {int(os.environ['WARREN_TEST_WORKERS'])}\n")
+
+    def start(self):
+        self.log = open(os.path.join(root, self.name + ".log"), "a")
+        self.process = subprocess.Popen([os.path.join(build, "warren"), "--config", self.conf], stdout=self.log, stderr=self.log,
+                                        stdin=subprocess.DEVNULL)
+        return self
+
+    def up(self):
+        until = time.monotonic() + 30
+        while self.ctl("-q", "await_startup", "--timeout", "5", check=False).returncode:
+            if time.monotonic() > until or self.process.poll() is not None:
+                raise RuntimeError(f"{self.name} did not start")
+            time.sleep(0.05)
+        return self
+
+    def ctl(self, *args, check=True, timeout=90):
+        p = subprocess.run([os.path.join(build, "warrenctl"), "--socket", os.path.join(self.dir, "control.sock"), *args],
+                           capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+        if check and p.returncode:
+            raise RuntimeError(f"{self.name}: {' '.join(args)}: exit {p.returncode}: {p.stderr.strip()}")
+        return p
+
+    def json(self, *args):
+        return json.loads(self.ctl(*args, "--formatter", "json").stdout)
+
+    def at(self, other):
+        return f"{other.name}=127.0.0.1:{other.cluster}"
+
+    def members(self):
+        return sorted(self.json("cluster_status")["disk_nodes"])
+
+    def running(self):
+        return sorted(self.json("cluster_status")["running_nodes"])
+
+    def connect(self):
+        return pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", self.amqp, heartbeat=0))
+
+    def said(self):
+        with open(os.path.join(root, self.name + ".log")) as f:
+            return f.read()
+
+    def kill(self):
+        if self.process and self.process.poll() is None:
+            self.process.kill()
+        if self.process:
+            self.process.wait()
+
+    def stop(self, limit_s=5):
+        """SIGTERM. Returns (exit code or None, seconds)."""
+        t = time.monotonic()
+        self.process.terminate()
+        try:
+            return self.process.wait(limit_s), time.monotonic() - t
+        except subprocess.TimeoutExpired:
+            return None, time.monotonic() - t
+
+    def wipe(self):
+        self.kill()
+        shutil.rmtree(self.dir)
+
+
+def free_port():
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def declare(node, queue, count=0):
+    c = node.connect()
+    ch = c.channel()
+    ch.queue_declare(queue, durable=True, arguments=QUORUM)
+    ch.confirm_delivery()
+    for i in range(count):
+        ch.basic_publish("", queue, str(i).encode())
+    c.close()
+
+
+def drain(node, queue):
+    c = node.connect()
+    ch = c.channel()
+    got = []
+    while True:
+        m, _, body = ch.basic_get(queue, auto_ack=True)
+        if m is None:
+            break
+        got.append(int(body))
+    c.close()
+    return got
+
+
+def refusals(tap, a, b):
+    p = a.ctl("join_cluster", a.name, check=False)
+    tap.ok(p.returncode == 70 and "itself" in p.stderr, "a node that joins itself is refused with exit code 70", p)
+    p = a.ctl("join_cluster", f"nobody@localhost=127.0.0.1:{free_port()}", check=False)
+    tap.ok(p.returncode == 69, "a node that cannot be reached is refused with exit code 69", p)
+    tap.ok(a.members() == [a.name] and drain(a, "kept") == [0, 1, 2], "after that the node is what it was, with its data", a.members())
+
+
+def joining(tap, a, b, c):
+    declare(b, "old", 3)
+    pid = b.process.pid
+    p = b.ctl("join_cluster", b.at(a))
+    tap.ok(p.stdout == f"Clustering node {'warren@' + socket.gethostname()} with {b.at(a)}\n" and b.process.poll() is None and b.process.pid == pid,
+           "a lone node with data joins another cluster without being wiped by hand, as the same process", p)
+    tap.ok(a.members() == b.members() == sorted([a.name, b.name]), "both know both", a.members(), b.members())
+    names = [q["name"] for q in b.json("list_queues", "name")]
+    tap.ok("old" not in names, "what the joining node had before is gone", names)
+    p = b.ctl("join_cluster", b.at(a))
+    tap.ok("already a member" in p.stdout, "joining again is fine and says so", p)
+    c.ctl("-q", "join_cluster", c.at(b))
+    tap.ok(until(lambda: a.running() == sorted([a.name, b.name, c.name])), "a third one joins through the second", a.running())
+    p = c.ctl("join_cluster", f"other@localhost=127.0.0.1:{free_port()}", check=False)
+    tap.ok(p.returncode == 69 and "forget_cluster_node" in p.stderr, "a member of a cluster of several is refused and told what to do", p)
+    declare(c, "three", 10)
+    b.kill()
+    tap.ok(drain(a, "three") == list(range(10)), "a queue of the three survives the loss of one of them")
+    b.start().up()
+
+
+def stopping(tap, a, b, c):
+    """An orderly stop of a leader that clients of other nodes do not see."""
+    def lead():
+        a.ctl("-q", "transfer_leadership", "three", c.name, check=False)
+        return any(q["leader"] == c.name for q in a.json("list_queues", "name", "leader") if q["name"] == "three")
+    if not until(lead):
+        tap.ok(False, "c leads the queue before the stop")
+        return
+    told = c.connect()
+    told.channel()
+    conn = a.connect()
+    ch = conn.channel()
+    ch.confirm_delivery()
+    longest, count = 0, 0
+    c.process.terminate()
+    end = time.monotonic() + 3
+    while time.monotonic() < end:
+        t = time.monotonic()
+        ch.basic_publish("", "three", b"%d" % count)  # Blocks until it is confirmed.
+        longest = max(longest, time.monotonic() - t)
+        count += 1
+    tap.ok(longest < 0.5, f"publishers at another node wait less than 500 ms while the leader's node stops (longest {longest * 1000:.0f} ms, {count} published)")
+    code = c.process.wait(5)
+    tap.ok(code == 0, "the node ends with exit code 0", code)
+    why = None
+    try:
+        told.process_data_events(1)
+    except pika.exceptions.ConnectionClosedByBroker as e:
+        why = e
+    tap.ok(why is not None and why.reply_code == 320 and "CONNECTION_FORCED - broker shutdown" in why.reply_text,
+           "its clients are told 320 CONNECTION_FORCED - broker shutdown", why)
+    conn.close()
+    tap.ok(drain(a, "three") == list(range(count)), "nothing that was confirmed meanwhile is missing")
+    c.start().up()
+
+
+def forgetting(tap, a, b, c):
+    p = a.ctl("forget_cluster_node", c.name, check=False)
+    tap.ok(p.returncode == 69 and "running" in p.stderr, "a running node is not forgotten", p)
+    p = a.ctl("forget_cluster_node", "nobody@localhost", check=False)
+    tap.ok(p.returncode == 69 and "not a node" in p.stderr, "a node that is none is not forgotten", p)
+    c.wipe()
+    c.start().up()  # It founds a cluster of its own: no list.
+    p = c.ctl("join_cluster", c.at(a), check=False, timeout=120)
+    tap.ok(p.returncode == 69 and "forget_cluster_node" in p.stderr, "a wiped node is refused under its old name and told the cure", p)
+    p = a.ctl("forget_cluster_node", c.name)
+    tap.ok(p.returncode == 0 and until(lambda: a.members() == b.members() == sorted([a.name, b.name])), "the lost member is forgotten", p, a.members())
+    p = c.ctl("join_cluster", c.at(a))
+    tap.ok(until(lambda: a.running() == b.running() == c.running() == sorted([a.name, b.name, c.name])), "the wiped node is back as a new one", a.running())
+    declare(c, "after", 5)
+    tap.ok(drain(b, "after") == list(range(5)), "queues can be declared over all three again")
+    b.kill()
+    until(lambda: b.name not in a.running())
+    p = a.ctl("forget_cluster_node", b.name, check=False)
+    tap.ok(p.returncode == 69 and "majority" in p.stderr and "'three'" in p.stderr,
+           "a node is not forgotten if a queue would be left without a majority", p)
+    a.ctl("-q", "delete_queue", "three")
+    a.ctl("-q", "delete_queue", "kept", check=False)
+    p = a.ctl("forget_cluster_node", b.name)
+    tap.ok(until(lambda: a.members() == sorted([a.name, c.name])), "when those are deleted it is", p, a.members())
+    b.start()
+    tap.ok(until(lambda: "it was forgotten" in b.said()) and b.json("status")["waiting_for"] != "" and b.name not in a.running(),
+           "a forgotten node that comes back with its data stays out, and its log says why")
+
+
+def main():
+    shutil.rmtree(root, ignore_errors=True)
+    tap = Tap()
+    nodes = [Node(name, i) for i, name in enumerate("abc")]
+    try:
+        a, b, c = (n.start().up() for n in nodes)
+        declare(a, "kept", 3)
+        refusals(tap, a, b)
+        joining(tap, a, b, c)
+        stopping(tap, a, b, c)
+        forgetting(tap, a, b, c)
+    except Exception as e:  # noqa: BLE001 - reported as a failed test
+        tap.ok(False, "the test ran to its end", *traceback.format_exc().splitlines())
+    finally:
+        for n in nodes:
+            n.kill()
+        if tap.bad:
+            for n in nodes:
+                with open(os.path.join(root, n.name + ".log")) as f:
+                    print(f"# the end of {n.name}'s log:", *("#   " + l.rstrip() for l in f.readlines()[-15:]), sep="\n")
+    print(f"1..{tap.count}")
+    return 1 if tap.bad else 0
+
+
+sys.exit(main())
