@@ -229,7 +229,10 @@ void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc 
     }
     // A blank node on its way to that cluster: whoever asks waits for the outcome.
     bool is_on_the_way = n->membership != MEMBERSHIP_MEMBER && strcmp(n->joined_to, name) == 0;
-    if (!is_on_the_way && peer_net_add(n->peers, name, address, 0, NULL) != RC_OK) {
+    if (is_on_the_way) {
+        peer_net_remove(n->peers, name);  // What it refused before may be cured: dialled afresh.
+    }
+    if (peer_net_add(n->peers, name, address, 0, NULL) != RC_OK) {
         done(arg, RC_NOT_CONNECTED, "the address of that node is not usable");
         return;
     }

@@ -25,8 +25,8 @@ class Node:
             f.write(f"nodename = {self.name}\nwarren.data_dir = {self.dir}\nlisteners.tcp.default = 127.0.0.1:{self.amqp}\n"
                     f"warren.cluster.listener = 127.0.0.1:{self.cluster}\nwarren.cluster_secret = test-join\n"
                     f"default_queue_type = quorum\n")
-            if os.environ.get("WARREN_TEST_WORKERS"):
-                f.write(f"warren.workers = {int(os.environ['WARREN_TEST_WORKERS'])}\n")
+            # Nodes on different machines: 1, 2 and 3 workers, so that shards lie differently.
+            f.write(f"warren.workers = {number + 1}\n")
 
     def start(self):
         self.log = open(os.path.join(root, self.name + ".log"), "a")
@@ -146,6 +146,42 @@ def joining(tap, a, b, c):
     b.start().up()
 
 
+def mixed(tap, a, b, c):
+    """Nodes with 1, 2 and 3 workers: what one of them has for one worker is for several at another."""
+    wrong = []
+    for k in range(9):
+        declare(a, f"mixed-{k}")
+        leader = (a, b, c)[k % 3]
+        until(lambda: any(q["leader"] == leader.name for q in a.json("list_queues", "name", "leader") if q["name"] == f"mixed-{k}")
+              or a.ctl("-q", "transfer_leadership", f"mixed-{k}", leader.name, check=False) is None)
+    for k in range(9):
+        # More bytes than may be on their way between two nodes, in small, middling and fragmented entries.
+        sizes = [700] * 300 + [150_000] * 60 + [3_000_000] * 2
+        to, at = (a, b, c)[(k + 1) % 3], (a, b, c)[(k + 2) % 3]
+        conn = to.connect()
+        ch = conn.channel()
+        ch.confirm_delivery()
+        for i, size in enumerate(sizes):
+            ch.basic_publish("", f"mixed-{k}", b"%d." % i + b"x" * size)
+        conn.close()
+        conn = at.connect()
+        ch = conn.channel()
+        got = []
+        for _, _, body in ch.consume(f"mixed-{k}", auto_ack=True, inactivity_timeout=10):
+            if body is None:
+                break
+            number, _, rest = body.partition(b".")
+            got.append((int(number), len(rest)))
+            if len(got) == len(sizes):
+                break
+        conn.close()
+        if got != list(enumerate(sizes)):
+            wrong.append(f"mixed-{k}: {len(got)} of {len(sizes)} came, the first wrong one is "
+                         f"{next((i for i, g in enumerate(got) if g != (i, sizes[i])), len(got))}")
+        a.ctl("-q", "delete_queue", f"mixed-{k}")
+    tap.ok(not wrong, "messages of all sizes pass between nodes with different numbers of workers, whole and in order", *wrong)
+
+
 def stopping(tap, a, b, c):
     """An orderly stop of a leader that clients of other nodes do not see."""
     def lead():
@@ -220,6 +256,7 @@ def main():
         declare(a, "kept", 3)
         refusals(tap, a, b)
         joining(tap, a, b, c)
+        mixed(tap, a, b, c)
         stopping(tap, a, b, c)
         forgetting(tap, a, b, c)
     except Exception as e:  # noqa: BLE001 - reported as a failed test
