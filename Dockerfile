@@ -4,6 +4,7 @@
 #   docker build -t warren .
 ARG BASE=debian:12-slim
 FROM ${BASE} AS build
+# What the Makefile's PKGS and its code generators need.
 RUN apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
       gcc libc6-dev make pkg-config protobuf-c-compiler protobuf-compiler \
       libuv1-dev libprotobuf-c-dev liblmdb-dev libssl-dev libpcre2-dev libjansson-dev check >/dev/null
