@@ -7,6 +7,7 @@
 // once more from the file before it is called corrupt. File numbers are never reused, so a buffer is never of
 // another file.
 #include "consensus/store/cold.h"
+#include "node/base/crc32c.h"
 #include <stdlib.h>
 
 void cold_init(struct cold *c, struct disk *disk)
@@ -130,6 +131,53 @@ enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint6
         c->buf_len = 0;
     }
     return rc;
+}
+
+enum rc cold_large_size(struct cold *c, struct cold_file f, uint64_t position, uint64_t *size)
+{
+    struct record_disk r;
+    uint64_t n = 0;
+    if (!is_buffered(c, f, position, RECORD_HEADER_BYTES)) {
+        choose_ahead(c, f, position);
+        TRY(fill(c, f, position, RECORD_HEADER_BYTES));
+    }
+    const size_t at = position - c->buf_pos;
+    const enum rc rc = record_peek(span_of(c->buf + at, c->buf_len - at), &r, &n);
+    // Whatever else it says: reading it as a whole looks twice.
+    *size = rc == RC_MORE && c->buf_len - at >= RECORD_HEADER_BYTES && record_size(r.len) > COLD_LARGE_BYTES ? record_size(r.len) : 0;
+    return RC_OK;
+}
+
+enum rc cold_stream(struct cold *c, struct cold_file f, uint64_t position, uint64_t group, uint64_t index,
+                    struct record_disk *r, cold_piece_fn *piece, void *ctx)
+{
+    uint64_t size = RECORD_HEADER_BYTES, used = 0;
+    uint32_t crc = 0;
+    for (uint64_t at = 0; at < size;) {
+        const uint64_t n = at == 0 || size - at > COLD_AHEAD_MAX ? COLD_AHEAD_MAX : size - at;
+        TRY(fill(c, f, position + at, n));
+        if (at == 0) {
+            uint64_t ignored;
+            const enum rc rc = record_peek(span_of(c->buf, c->buf_len), r, &ignored);
+            if (rc != RC_MORE || r->group != group || r->index != index || record_size(r->len) <= COLD_LARGE_BYTES) {
+                return RC_CORRUPT;
+            }
+            size = record_size(r->len);
+            used = RECORD_HEADER_BYTES + (uint64_t)r->len;
+        }
+        if (c->buf_len < n) {
+            return RC_CORRUPT;  // The file ends in it.
+        }
+        const uint64_t skip = at == 0 ? 4 : 0;  // The sum does not cover itself nor the padding.
+        const uint64_t summed = at + n < used ? n : used > at ? used - at : 0;
+        if (summed > skip) {
+            crc = crc32c(crc, c->buf + skip, summed - skip);
+        }
+        TRY(piece(ctx, span_of(c->buf, n)));
+        at += n;
+    }
+    c->buf_len = 0;
+    return crc == r->crc ? RC_OK : RC_CORRUPT;
 }
 
 bool cold_take(struct cold *c, struct span record, struct buf *to)

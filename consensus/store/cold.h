@@ -9,6 +9,7 @@
 enum {
     COLD_AHEAD_MIN = 16 << 10,
     COLD_AHEAD_MAX = 1 << 20,
+    COLD_LARGE_BYTES = 4 << 20,  // Records above this are copied in pieces.
     COLD_PAGES = 64,  // Pages of offset arrays kept: 1 MiB a worker.
     COLD_PAGE_BYTES = 16 << 10,
 };
@@ -47,6 +48,12 @@ void cold_end(struct cold *c);
 // until the next call. RC_CORRUPT, RC_IO, RC_NO_FILE.
 MUST_USE enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint64_t group,
                              uint64_t index, struct record_disk *r, struct span *out);
+// The size of the record at `position` if it is so large that it should not be read as a whole, else 0.
+MUST_USE enum rc cold_large_size(struct cold *c, struct cold_file f, uint64_t position, uint64_t *size);
+// A record piece by piece, checked at the end: RC_CORRUPT comes after the pieces. `piece` returning an error ends it.
+typedef enum rc cold_piece_fn(void *ctx, struct span piece);
+MUST_USE enum rc cold_stream(struct cold *c, struct cold_file f, uint64_t position, uint64_t group, uint64_t index,
+                             struct record_disk *r, cold_piece_fn *piece, void *ctx);
 // Moves the record just read to the empty `to` without copying it, if it is a large one. False: it has to be copied.
 bool cold_take(struct cold *c, struct span record, struct buf *to);
 // File position of `index` in a run. RC_NOT_FOUND: the run has a hole there.

@@ -388,6 +388,43 @@ static enum rc write_snapshot(struct segment_writer *w, struct harvest_group *hg
     return RC_OK;
 }
 
+struct copy {
+    struct segment_writer *writer;
+    uint64_t position;  // Of the first piece.
+    uint64_t len;
+};
+
+static enum rc copy_piece(void *ctx, struct span piece)
+{
+    struct copy *c = ctx;
+    uint64_t position = 0;
+    TRY(segment_write_raw(c->writer, piece, &position));
+    c->position = c->len == 0 ? position : c->position;
+    c->len += piece.len;
+    return RC_OK;
+}
+
+// Copies one entry. A large one goes in pieces: this thread must not hold another message of any size in memory.
+static enum rc write_entry(struct harvest *h, const struct harvest_group *hg, const struct harvest_item *item)
+{
+    struct cold *cold = &h->worker->cold;
+    const struct cold_file f = {.seq = h->file_seq};
+    const uint64_t position = (uint64_t)item->offset * 8, index = hg->base + item->delta;
+    const bool is_committed = index <= hg->committed;
+    struct record_disk r;
+    uint64_t large = 0;
+    TRY(cold_large_size(cold, f, position, &large));
+    if (large > 0) {
+        struct copy copy = {.writer = &h->writer};
+        TRY(cold_stream(cold, f, position, hg->group, index, &r, copy_piece, &copy));
+        segment_note_entry(&h->writer, &r, copy.position, copy.len, is_committed);
+        return RC_OK;
+    }
+    struct span record;
+    TRY(cold_record(cold, f, position, hg->group, index, &r, &record));
+    return segment_write_entry(&h->writer, &r, record, is_committed);
+}
+
 // Goes on with a group's entries. RC_MORE: the slice is full.
 static enum rc write_entries(struct harvest *h, struct harvest_group *hg, uint64_t stop)
 {
@@ -400,13 +437,7 @@ static enum rc write_entries(struct harvest *h, struct harvest_group *hg, uint64
         if (w->flushed + w->out.len >= stop) {
             return RC_MORE;
         }
-        const struct harvest_item *item = &items[h->next_item];
-        uint64_t index = hg->base + item->delta;
-        struct record_disk r;
-        struct span record;
-        TRY(cold_record(&h->worker->cold, (struct cold_file){.seq = h->file_seq}, (uint64_t)item->offset * 8,
-                        hg->group, index, &r, &record));
-        TRY(segment_write_entry(w, &r, record, index <= hg->committed));
+        TRY(write_entry(h, hg, &items[h->next_item]));
     }
     segment_end_run(w);
     hg->runs_count = segment_runs_count(w) - hg->runs_at;

@@ -144,6 +144,12 @@ enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *
 {
     uint64_t position = 0;
     TRY(segment_write_raw(w, record, &position));
+    segment_note_entry(w, r, position, record.len, is_committed);
+    return RC_OK;
+}
+
+void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position, uint64_t len, bool is_committed)
+{
     assert(position / 8 <= UINT32_MAX);
     uint32_t flags = (is_committed ? RUN_COMMITTED : 0) | (r->kind == RECORD_CONFIG ? RUN_CONFIG : 0);
     if (!continues_run(w, r, flags)) {
@@ -154,10 +160,9 @@ enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *
     }
     w->run.span = (uint32_t)(r->index - w->run.first);
     w->run.count++;
-    w->run.bytes += record.len;
+    w->run.bytes += len;
     buf_u32(&w->deltas, w->run.span);
     buf_u32(&w->offsets, (uint32_t)(position / 8));
-    return RC_OK;
 }
 
 void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t index, uint64_t term,

@@ -136,6 +136,8 @@ void segment_writer_deinit(struct segment_writer *w);  // Removes the temporary 
 // Appends one verified record (whole, padded). Entries of a group come in ascending order.
 MUST_USE enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r,
                                      struct span record, bool is_committed);
+// The same for a record whose bytes were appended by segment_write_raw, `len` of them from `position` on.
+void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position, uint64_t len, bool is_committed);
 // Appends bytes that belong to no run (snapshot chunks); returns their file position.
 MUST_USE enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t *position);
 // Overwrites bytes written earlier.

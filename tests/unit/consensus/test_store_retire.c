@@ -172,6 +172,26 @@ START_TEST(a_full_file_is_retired_and_what_is_live_is_read_from_the_segment)
 }
 END_TEST
 
+START_TEST(large_records_are_retired_in_pieces_and_read_back_whole)
+{
+    // Around the size from which on they are copied in pieces, and around whole pieces.
+    const uint32_t sizes[] = {4 << 20, 5 << 20, 6 << 20};
+    for (size_t i = 0; i < 3; i++) {
+        for (int delta = -9; delta <= 9; delta += 3) {
+            append(&fx, 1, 1, sizes[i] - RECORD_HEADER_BYTES + (uint32_t)delta);
+            append(&fx, 2, 1, 100);
+        }
+    }
+    fx.models[1].snapshots_refused = fx.models[2].snapshots_refused = true;
+    roll_file(&fx);
+    struct glog *g = log_of(&fx, 1);
+    ck_assert_uint_eq(g->window_count, 0);  // All of them are in segments.
+    ck_assert_uint_le(g->worker->cold.buf_cap, COLD_AHEAD_MAX);
+    check_all(&fx);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
 START_TEST(a_snapshot_leaves_exactly_the_live_entries)
 {
     append_many(&fx, 1, 1, 300, 60);
@@ -810,6 +830,7 @@ int main(void)
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 120);
     tcase_add_test(t, a_full_file_is_retired_and_what_is_live_is_read_from_the_segment);
+    tcase_add_test(t, large_records_are_retired_in_pieces_and_read_back_whole);
     tcase_add_test(t, a_snapshot_leaves_exactly_the_live_entries);
     tcase_add_test(t, a_queue_that_keeps_up_leaves_almost_nothing);
     tcase_add_test(t, two_snapshots_in_a_row_leave_the_second);
