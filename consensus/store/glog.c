@@ -412,6 +412,7 @@ static uint32_t part_copy(uint32_t crc, uint8_t *to, struct span from)
         crc = crc32c_copy(crc, to + at, from.ptr + at, n);
         block_discard(span_of(from.ptr + at, n));
     }
+    block_of(from)->is_discarded = true;
     return crc;
 }
 

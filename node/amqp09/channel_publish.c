@@ -416,6 +416,8 @@ static void publish(struct channel *ch, const struct message *m, struct span bod
     }
     uint64_t number = ch->confirms.is_on ? confirms_add(&ch->confirms, count) : 0;
     for (uint32_t i = 0; i < count; i++) {
+        // The last queue may have the memory of a body that was gathered here.
+        p.is_body_disposable = i == count - 1 && body.len > 0 && body.ptr == ch->body.ptr;
         uint64_t seq = queue_session_publish(queues[i]->session, &p);
         channel_queue_published(queues[i], seq, number);
     }

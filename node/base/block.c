@@ -76,6 +76,15 @@ bool block_is_disposable(struct span s)
     return b != NULL && b->is_disposable && b->refs == 1;
 }
 
+void block_move(void *to, struct span s)
+{
+    for (size_t at = 0; at < s.len; at += BLOCK_BYTES_MIN) {
+        const size_t n = s.len - at < BLOCK_BYTES_MIN ? s.len - at : BLOCK_BYTES_MIN;
+        memcpy((uint8_t *)to + at, s.ptr + at, n);
+        block_discard(span_of(s.ptr + at, n));
+    }
+}
+
 void block_discard(struct span s)
 {
     const uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);

@@ -15,8 +15,9 @@ struct block {
     uint8_t *ptr;
     size_t cap;
     uint32_t refs;
-    // The only owner needs the bytes no more once they were copied: who copies may give the pages back (block_discard).
-    bool is_disposable;
+    // The only owner needs the bytes no more once they were copied: who copies may give the pages back (block_discard), and
+    // says so.
+    bool is_disposable, is_discarded;
     struct block *next;  // Of this thread's blocks.
 };
 
@@ -32,5 +33,7 @@ static inline struct block *block_of(struct span s)
 }
 // True if `s` may be destroyed by copying it: it lies in a disposable block with one owner.
 bool block_is_disposable(struct span s);
+// Copies `s` to `to`, giving its pages back on the way: it is in memory once all the time, and undefined afterwards.
+void block_move(void *to, struct span s);
 // Gives the whole pages within `s` back to the system; the bytes there are undefined afterwards.
 void block_discard(struct span s);

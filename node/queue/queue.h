@@ -71,6 +71,7 @@ struct queue_publish {
     uint8_t priority;                 // 0..255; has_priority false: absent.
     bool has_priority;
     bool is_persistent;
+    bool is_body_disposable;          // The bytes of `body` may be destroyed: they are not read after this call.
 };
 // Copies. Returns the publish's sequence number in this session (1, 2, ...). Never refuses: look at is_full before
 // reading more from the client.

@@ -370,15 +370,41 @@ static bool send_lane(struct queue_session *s, enum queue_stream stream)
             return false;
         }
         size_t at = queue_lane_begin(lane, QUEUE_ITEM_COMMANDS, s->link->group, s->id, s->attach);
+        if (item->block) {
+            buf_u32(&lane->out, item->len);
+            queue_lane_end_shared(lane, at, item->block, span_of(item->ptr, item->len));
+            s->sent[stream]++;
+            continue;
+        }
         do {
             buf_u32(&lane->out, item->len);
             buf_bytes(&lane->out, item->ptr, item->len);
             s->sent[stream]++;
             item = queue_pending_at(&s->pending[stream], s->sent[stream] + 1);
-        } while (item && lane->out.len - at + item->len < COMMANDS_ITEM_BYTES);
+        } while (item && !item->block && lane->out.len - at + item->len < COMMANDS_ITEM_BYTES);
         queue_lane_end(lane, at);
     }
     return true;
+}
+
+// Hands a command to a leader on this worker. A large one is in memory once: its bytes are given up while the log takes
+// them, and the log's are kept in their place.
+static enum rc command_local(struct queue_session *s, enum queue_stream stream, const struct queue_pending_item *item)
+{
+    if (!item->block) {
+        return queue_server_command(s->server, span_of(item->ptr, item->len));
+    }
+    item->block->is_disposable = true;
+    enum rc rc = queue_server_command(s->server, span_of(item->ptr, item->len));
+    item->block->is_disposable = false;
+    if (item->block->is_discarded) {
+        struct entry e;
+        assert(rc == RC_OK);
+        rc = group_entry(s->server->replica->handle, s->server->proposed_index, &e);
+        assert(rc == RC_OK);  // Not durable yet, so in memory.
+        queue_pending_share(&s->pending[stream], s->sent[stream] + 1, e.payload);
+    }
+    return rc;
 }
 
 // The same to a leader on this worker. False: its group is full, or it leads no more.
@@ -386,7 +412,7 @@ static bool send_local(struct queue_session *s, enum queue_stream stream)
 {
     const struct queue_pending_item *item;
     while ((item = queue_pending_at(&s->pending[stream], s->sent[stream] + 1)) != NULL) {
-        enum rc rc = queue_server_command(s->server, span_of(item->ptr, item->len));
+        enum rc rc = command_local(s, stream, item);
         if (rc == RC_FULL || rc == RC_BUSY) {
             return false;
         }

@@ -175,7 +175,9 @@ void queue_client_refused(struct queue_session *s, uint32_t attach)
     for (int i = 0; i < QUEUE_STREAMS; i++) {
         struct queue_pending *p = &s->pending[i];
         for (uint64_t seq = p->first; seq <= queue_pending_last(p); seq++) {
-            memcpy(queue_pending_at(p, seq)->ptr + offsetof(struct queue_command_wire, counter), &s->id.counter, sizeof(s->id.counter));
+            const struct queue_pending_item *item = queue_pending_at(p, seq);
+            assert(!item->block || item->block->refs == 1);  // Never the log's bytes: nothing was sent yet.
+            memcpy(item->ptr + offsetof(struct queue_command_wire, counter), &s->id.counter, sizeof(s->id.counter));
         }
     }
     queue_link_seek(s->link, 0);

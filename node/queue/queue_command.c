@@ -5,6 +5,7 @@
 // there, and a payload must be used up exactly. An enqueue is checked by its lengths alone, so that apply costs the same for
 // any body. Messages are taken apart only when they are delivered.
 #include "node/queue/queue_command.h"
+#include "node/base/block.h"
 
 enum queue_stream queue_command_stream(uint8_t kind)
 {
@@ -183,7 +184,12 @@ void queue_enqueue_write(uint8_t *to, size_t size, struct queue_session_id id, u
         at = put(at, p->routing_keys[i].ptr, p->routing_keys[i].len);
     }
     at = put(at, p->header.ptr, p->header.len);
-    at = put(at, p->body.ptr, p->body.len);
+    if (p->is_body_disposable && p->body.len >= BLOCK_BYTES_MIN) {
+        block_move(at, p->body);
+        at += p->body.len;
+    } else {
+        at = put(at, p->body.ptr, p->body.len);
+    }
     at = put(at, p->body_more.ptr, p->body_more.len);
     assert(at == to + size);
 }

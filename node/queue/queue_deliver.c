@@ -16,7 +16,9 @@ struct queue_cold {
     struct glog_read read;
     struct queue_server_consumer *owner;  // NULL: nobody waits any more.
     uint64_t indexes[QUEUE_COLD_INDEXES];
-    size_t at;                            // Next record in read.bytes.
+    struct block *block;                  // Holds the bytes if they are a large record.
+    struct span bytes;                    // What was read.
+    size_t at;                            // Next record in it.
     bool is_done;
 };
 
@@ -30,6 +32,7 @@ void queue_deliver_mark(struct queue_server_consumer *c)
 static void cold_free(struct queue_cold *cold)
 {
     buf_deinit(&cold->read.bytes);
+    block_release(cold->block);
     free(cold);
 }
 
@@ -54,6 +57,10 @@ static void cold_done(struct glog_read *read)
     if (!c) {
         cold_free(cold);
         return;
+    }
+    cold->bytes = buf_span(&read->bytes);
+    if (cold->bytes.len >= BLOCK_BYTES_MIN) {
+        cold->block = block_adopt(&read->bytes);
     }
     struct queue_replica *r = c->server->replica;
     if (read->rc != RC_OK && read->rc != RC_NOT_FOUND) {
@@ -95,10 +102,10 @@ static enum rc cold_get(struct queue_server_consumer *c, uint64_t index, struct 
     if (!cold->is_done) {
         return RC_PENDING;
     }
-    while (cold->at < cold->read.bytes.len) {
+    while (cold->at < cold->bytes.len) {
         struct record_disk head;
         uint64_t size;
-        struct span left = span_of(cold->read.bytes.ptr + cold->at, cold->read.bytes.len - cold->at);
+        struct span left = span_of(cold->bytes.ptr + cold->at, cold->bytes.len - cold->at);
         if (record_peek(left, &head, &size) != RC_OK) {
             break;
         }
@@ -144,6 +151,7 @@ static enum rc fetch(struct queue_server_consumer *c, const struct queue_unsettl
     return RC_PENDING;
 }
 
+// The delivery without its body.
 static void encode(struct buf *to, const struct queue_server_consumer *c, const struct queue_message *m)
 {
     struct queue_delivery_wire w = {
@@ -157,12 +165,11 @@ static void encode(struct buf *to, const struct queue_server_consumer *c, const 
         .header_len = (uint32_t)m->header.len,
         .body_len = (uint32_t)m->body.len,
     };
-    buf_reserve(to, sizeof(w) + m->exchange.len + m->routing_key.len + m->header.len + m->body.len);
+    buf_reserve(to, sizeof(w) + m->exchange.len + m->routing_key.len + m->header.len);
     buf_bytes(to, &w, sizeof(w));
     buf_span_bytes(to, m->exchange);
     buf_span_bytes(to, m->routing_key);
     buf_span_bytes(to, m->header);
-    buf_span_bytes(to, m->body);
 }
 
 struct open_item {
@@ -197,6 +204,13 @@ static void send(struct queue_server_consumer *c, const struct queue_message *m,
         o->is_open = true;
     }
     encode(&v->lane->out, c, m);
+    struct block *block = block_of(m->body);
+    if (block) {
+        queue_lane_end_shared(v->lane, o->at, block, m->body);
+        o->is_open = false;
+    } else {
+        buf_span_bytes(&v->lane->out, m->body);
+    }
     c->cursor = m->number;
     c->sent += m->body.len;
 }

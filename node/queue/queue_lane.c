@@ -20,6 +20,7 @@ enum {
 struct batch {
     struct list link;
     struct buf bytes;
+    struct block *shared;  // Released with it; NULL: none.
 };
 
 struct run {
@@ -30,6 +31,7 @@ struct run {
     bool is_up;
     struct batch *bytes;  // Being sent; not touched.
     size_t at;
+    struct span tail;     // What is left of its shared part, which lies in bytes->shared and follows `bytes`.
     struct buf behind;
 };
 
@@ -68,12 +70,15 @@ static struct batch *batch_take(struct queue_lanes *l)
 
 static void batch_free(struct batch *b)
 {
+    block_release(b->shared);
     buf_deinit(&b->bytes);
     free(b);
 }
 
 static void batch_give(struct queue_lanes *l, struct batch *b)
 {
+    block_release(b->shared);
+    b->shared = NULL;
     if (l->free_count >= FREE_BATCHES || b->bytes.cap > 2 * LIMIT_FRAME_BYTES) {
         batch_free(b);
         return;
@@ -185,7 +190,7 @@ static struct run *run_of(struct queue_lane *lane, const struct queue_item_wire 
     return NULL;
 }
 
-static void run_start(struct queue_lane *lane, const struct queue_item_wire *w, struct span bytes)
+static struct run *run_start(struct queue_lane *lane, const struct queue_item_wire *w, struct span bytes)
 {
     struct run *r = mem_zalloc(sizeof(*r));
     r->id = lane->next_run++;
@@ -195,6 +200,7 @@ static void run_start(struct queue_lane *lane, const struct queue_item_wire *w, 
     r->bytes = batch_take(lane->lanes);
     buf_span_bytes(&r->bytes->bytes, bytes);
     list_add_tail(&lane->runs, &r->link);
+    return r;
 }
 
 void queue_lane_end(struct queue_lane *lane, size_t at)
@@ -233,6 +239,34 @@ void queue_lane_end(struct queue_lane *lane, size_t at)
         lane->out = rest;
         list_add_tail(&lane->sealed, &b->link);
     }
+}
+
+void queue_lane_end_shared(struct queue_lane *lane, size_t at, struct block *block, struct span tail)
+{
+    struct queue_item_wire w;
+    memcpy(&w, lane->out.ptr + at, sizeof(w));
+    if (lane->node == lane->lanes->node || tail.len < BATCH_BYTES || run_of(lane, &w)) {
+        buf_span_bytes(&lane->out, tail);  // To another worker, or behind something of the same session.
+        queue_lane_end(lane, at);
+        return;
+    }
+    size_t n = lane->out.len - at;
+    w.len = (uint32_t)(n + tail.len);
+    memcpy(lane->out.ptr + at, &w, sizeof(w));
+    struct run *r = run_start(lane, &w, span_of(lane->out.ptr + at, n));
+    r->bytes->shared = block_hold(block);
+    r->tail = tail;
+    lane->out.len = at;
+    lane->waiting_bytes += w.len;
+}
+
+// The next bytes of a run, at most FRAGMENT_BYTES, and what is left of it without them.
+static struct span run_next(const struct run *r, size_t *left)
+{
+    struct span s = r->at < r->bytes->bytes.len ? span_of(r->bytes->bytes.ptr + r->at, r->bytes->bytes.len - r->at) : r->tail;
+    s.len = s.len < FRAGMENT_BYTES ? s.len : FRAGMENT_BYTES;
+    *left = r->bytes->bytes.len - r->at + r->tail.len + r->behind.len - s.len;
+    return s;
 }
 
 static enum rc send_frame(struct queue_lane *lane, uint64_t run, uint64_t offset, bool is_last, struct span raw)
@@ -276,7 +310,7 @@ static void flush_to_worker(struct queue_lane *lane)
 // Sends one part of a run. False if the run is over or the lane took nothing.
 static bool run_send(struct queue_lane *lane, struct run *r)
 {
-    if (r->at == r->bytes->bytes.len) {
+    if (r->at == r->bytes->bytes.len && r->tail.len == 0) {
         list_add_tail(&lane->lanes->used, &r->bytes->link);
         r->bytes = batch_take(lane->lanes);
         struct buf spare = r->bytes->bytes;
@@ -285,10 +319,11 @@ static bool run_send(struct queue_lane *lane, struct run *r)
         r->behind.len = 0;
         r->at = 0;
     }
-    size_t left = r->bytes->bytes.len - r->at;
-    size_t n = left < FRAGMENT_BYTES ? left : FRAGMENT_BYTES;
-    bool is_last = n == left && r->behind.len == 0;
-    enum rc rc = send_frame(lane, r->id, r->offset, is_last, span_of(r->bytes->bytes.ptr + r->at, n));
+    size_t left;
+    struct span s = run_next(r, &left);
+    size_t n = s.len;
+    bool is_last = left == 0;
+    enum rc rc = send_frame(lane, r->id, r->offset, is_last, s);
     if (rc != RC_OK) {
         if (rc == RC_FULL) {
             lane->is_blocked = true;
@@ -297,7 +332,11 @@ static bool run_send(struct queue_lane *lane, struct run *r)
         }
         return false;
     }
-    r->at += n;
+    if (r->at < r->bytes->bytes.len) {
+        r->at += n;
+    } else {
+        r->tail = span_of(r->tail.ptr + n, r->tail.len - n);
+    }
     r->offset += n;
     lane->waiting_bytes -= n;
     if (is_last) {
@@ -433,8 +472,18 @@ static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_
         memcpy(&w, a->bytes.ptr, sizeof(w));
     }
     if (a->bytes.len >= sizeof(w) && a->bytes.len >= w.len) {  // Not before a whole item is there.
-        buf_consume(&a->bytes, receive_whole(l, q, buf_span(&a->bytes), &rc));
-        buf_shrink(&a->bytes, 2 * LIMIT_FRAME_BYTES);
+        struct span all = buf_span(&a->bytes);
+        if (all.len >= BLOCK_BYTES_MIN) {
+            // Whoever wants a large body from here on keeps this memory, or moves it into its own.
+            struct block *b = block_adopt(&a->bytes);
+            b->is_disposable = true;
+            size_t used = receive_whole(l, q, all, &rc);
+            buf_bytes(&a->bytes, all.ptr + used, all.len - used);
+            block_release(b);
+        } else {
+            buf_consume(&a->bytes, receive_whole(l, q, all, &rc));
+            buf_shrink(&a->bytes, 2 * LIMIT_FRAME_BYTES);
+        }
     }
     if (e->is_last || rc == RC_MALFORMED) {
         map_remove(&l->arriving, key);

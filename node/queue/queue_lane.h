@@ -7,6 +7,7 @@
 // Thread: the worker's.
 #pragma once
 #include "consensus/host/net.h"
+#include "node/base/block.h"
 #include "node/base/list.h"
 #include "node/base/map.h"
 #include "node/queue/queue_wire.h"
@@ -46,6 +47,8 @@ struct queue_lane *queue_lane_to(struct queue_lanes *l, uint32_t node, uint32_t 
 // An item: begin, append its body to lane->out, end.
 size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint64_t group, struct queue_session_id session, uint32_t attach);
 void queue_lane_end(struct queue_lane *lane, size_t at);
+// The same for an item that goes on with `tail`, which lies in `block`: shared until it was sent.
+void queue_lane_end_shared(struct queue_lane *lane, size_t at, struct block *block, struct span tail);
 void queue_lane_flush(struct queue_lane *lane);
 void queue_lanes_flush(struct queue_lanes *l);
 // Start of a turn: what was handed to the net before the last one has been written or copied. (Not in the last one: a

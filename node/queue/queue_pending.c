@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pending commands (queue_pending.h). A command is whole in one block; one larger than a block gets its own. The last
+// Pending commands (queue_pending.h). A command is whole in one block; one larger than a block gets its own,
+// and a large one a shared block, which may become the log's (queue_pending_share). The last
 // block stays for the next command, so a session that works one at a time allocates nothing.
 #include "node/queue/queue_pending.h"
 #include "node/base/mem.h"
@@ -23,6 +24,9 @@ void queue_pending_deinit(struct queue_pending *p)
     for (struct queue_pending_block *b = p->block_first, *next; b; b = next) {
         next = b->next;
         free(b);
+    }
+    for (uint32_t i = 0; i < p->count; i++) {
+        block_release(p->items[(p->head + i) & (p->cap - 1)].block);
     }
     free(p->items);
     *p = (struct queue_pending){0};
@@ -68,9 +72,10 @@ uint8_t *queue_pending_push(struct queue_pending *p, uint32_t len, uint8_t kind,
         p->head = 0;
         p->cap = cap;
     }
-    uint8_t *at = block_room(p, len);
+    struct block *block = len >= BLOCK_BYTES_MIN ? block_create(len) : NULL;
+    uint8_t *at = block ? block->ptr : block_room(p, len);
     p->items[(p->head + p->count++) & (p->cap - 1)] =
-        (struct queue_pending_item){.ptr = at, .len = len, .kind = kind, .aux = aux};
+        (struct queue_pending_item){.ptr = at, .len = len, .kind = kind, .aux = aux, .block = block};
     p->bytes += len;
     return at;
 }
@@ -83,13 +88,31 @@ const struct queue_pending_item *queue_pending_at(const struct queue_pending *p,
     return &p->items[(p->head + (uint32_t)(seq - p->first)) & (p->cap - 1)];
 }
 
+void queue_pending_share(struct queue_pending *p, uint64_t seq, struct span bytes)
+{
+    assert(seq >= p->first && seq - p->first < p->count);
+    struct queue_pending_item *item = &p->items[(p->head + (uint32_t)(seq - p->first)) & (p->cap - 1)];
+    struct block *block = block_of(bytes);
+    assert(item->block && block);
+    assert(bytes.len == item->len);
+    block_hold(block);
+    block_release(item->block);
+    item->block = block;
+    item->ptr = (uint8_t *)bytes.ptr;
+}
+
 void queue_pending_pop(struct queue_pending *p)
 {
     assert(p->count > 0);
+    struct block *block = p->items[p->head].block;
     p->bytes -= p->items[p->head].len;
     p->head = (p->head + 1) & (p->cap - 1);
     p->count--;
     p->first++;
+    if (block) {
+        block_release(block);
+        return;
+    }
     struct queue_pending_block *b = p->block_first;
     assert(b->commands > 0);
     b->commands--;

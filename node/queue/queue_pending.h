@@ -3,6 +3,7 @@
 // holds while its group is full. Bytes lie in blocks that are freed as the front moves; no allocation per command.
 // Thread: one.
 #pragma once
+#include "node/base/block.h"
 #include "node/base/span.h"
 #include <stdint.h>
 
@@ -12,6 +13,7 @@ struct queue_pending_item {
     uint32_t len;
     uint8_t kind;   // enum queue_command_kind.
     uint32_t aux;   // The owner's.
+    struct block *block;  // Of a large command: holds its bytes, in place of the blocks below.
 };
 
 struct queue_pending {
@@ -28,6 +30,8 @@ void queue_pending_deinit(struct queue_pending *p);
 // Room for a command of `len` bytes at the end; the caller writes it at once.
 uint8_t *queue_pending_push(struct queue_pending *p, uint32_t len, uint8_t kind, uint32_t aux);
 const struct queue_pending_item *queue_pending_at(const struct queue_pending *p, uint64_t seq);  // NULL: not there.
+// The same bytes of a large command are in memory elsewhere, in a block: keeps those in place of its own.
+void queue_pending_share(struct queue_pending *p, uint64_t seq, struct span bytes);
 void queue_pending_pop(struct queue_pending *p);
 static inline uint64_t queue_pending_last(const struct queue_pending *p)  // Seq of the newest; first - 1 if empty.
 {

@@ -38,7 +38,8 @@ struct host {
 struct world_entry {
     uint64_t index, term;
     uint16_t kind;
-    struct span payload;  // Owned.
+    struct span payload;  // Owned,
+    struct block *block;  // or it lies in this.
 };
 struct world_frame {
     struct list link;
@@ -119,17 +120,32 @@ bool group_is_full(const struct group *g)
 {
     return g->w->full_rounds > 0;
 }
+static void world_entry_drop(struct world_entry *e)
+{
+    if (e->block) {
+        block_release(e->block);
+    } else {
+        free((void *)e->payload.ptr);
+    }
+}
 static void world_append(struct world *w, uint16_t kind, const struct glog_part *parts, uint32_t count)
 {
     struct buf b = {0};
     for (uint32_t i = 0; i < count; i++) {
-        buf_bytes(&b, parts[i].ptr, parts[i].len);
+        struct span part = span_of(parts[i].ptr, parts[i].len);
+        buf_span_bytes(&b, part);
+        if (block_is_disposable(part)) {  // As the log does with a large one.
+            block_of(part)->is_discarded = true;
+            memset((uint8_t *)part.ptr, 0xdd, part.len);
+        }
     }
+    struct span payload = buf_span(&b);
+    struct block *block = b.len >= BLOCK_BYTES_MIN ? block_adopt(&b) : NULL;
     if (w->last == w->cap) {
         w->cap = w->cap ? w->cap * 2 : 256;
         w->log = mem_realloc(w->log, w->cap * sizeof(*w->log));
     }
-    w->log[w->last] = (struct world_entry){.index = w->last + 1, .term = w->term, .kind = kind, .payload = buf_span(&b)};
+    w->log[w->last] = (struct world_entry){.index = w->last + 1, .term = w->term, .kind = kind, .payload = payload, .block = block};
     w->last++;
 }
 enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t count, bool is_reserved, uint64_t *index, uint64_t *term)
@@ -154,8 +170,8 @@ enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t c
 enum rc group_entry(struct group *g, uint64_t index, struct entry *out)
 {
     struct world *w = g->w;
-    ck_assert_uint_le(index, g->applied);
-    if (w->cold_percent > 0 && rng_below(&w->rng, 100) < w->cold_percent) {
+    ck_assert(index <= g->applied || (g->is_leader && index == w->last));
+    if (index <= g->applied && w->cold_percent > 0 && rng_below(&w->rng, 100) < w->cold_percent) {
         return RC_COLD;
     }
     *out = (struct entry){.group = GROUP, .index = index, .term = w->log[index - 1].term, .kind = RECORD_ENTRY, .payload = w->log[index - 1].payload};
@@ -274,7 +290,7 @@ static void world_elect(struct world *w, uint32_t node, uint64_t keep, bool old_
 {
     uint32_t old = w->leader;
     while (w->last > w->commit + keep) {
-        free((void *)w->log[--w->last].payload.ptr);
+        world_entry_drop(&w->log[--w->last]);
     }
     w->term++;
     w->leader = node;
@@ -476,7 +492,7 @@ static void world_destroy(struct world *w)
         }
     }
     while (w->last > 0) {
-        free((void *)w->log[--w->last].payload.ptr);
+        world_entry_drop(&w->log[--w->last]);
     }
     free(w->log);
     free(w);
