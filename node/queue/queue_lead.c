@@ -148,6 +148,15 @@ static uint64_t node_down_at(struct queue_service *q, uint32_t node, uint64_t in
     return n->since + (uint64_t)q->config.consumer_disconnected_timeout_ms * 1000000;
 }
 
+// Its node may have gone while the open was on its way: whoever looked at the nodes then saw no session of it.
+void queue_replica_session_opened(struct queue_replica *r, struct queue_session_id id)
+{
+    if (node_down_at(r->service, id.node, id.incarnation) != UINT64_MAX) {
+        r->leading->nodes_at = 0;
+        queue_replica_mark(r);
+    }
+}
+
 static void look_at_nodes(struct queue_replica *r, uint64_t now)
 {
     struct queue_leading *l = r->leading;

@@ -189,7 +189,6 @@ struct queue_server {
     bool is_paused;
     bool send_applied, send_query;
     uint64_t accepted[QUEUE_STREAMS];  // Proposed, or held.
-    uint64_t proposed_index;           // Of the last one accepted; 0 if it is held.
     struct list consumers;
 };
 
@@ -238,6 +237,7 @@ void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_del
 void queue_replica_lane_reset(struct queue_replica *r, uint32_t node);  // While leading.
 void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx);
 bool queue_replica_poll_ready(struct queue_replica *r);  // True if it leads and is ready.
+void queue_replica_session_opened(struct queue_replica *r, struct queue_session_id id);  // Applied.
 void queue_replica_lead_start(struct queue_replica *r);
 const struct fsm_ops *queue_replica_fsm_ops(void);
 void queue_replica_flush(struct queue_replica *r);  // Answers and deliveries out.

@@ -299,15 +299,15 @@ static enum rc hold(struct queue_server *v, struct span payload)
     return RC_OK;
 }
 
-// *index is left alone if it is held.
-static enum rc offer_publish(struct queue_server *v, struct span payload, uint64_t *index)
+static enum rc offer_publish(struct queue_server *v, struct span payload)
 {
     struct queue_replica *r = v->replica;
     bool must_wait = r->leading->held.count > 0 && (!v->local || r->service->is_held_first);
     if (must_wait || group_is_full(r->handle)) {
         return hold(v, payload);
     }
-    enum rc rc = queue_replica_propose(r, payload, false, index);
+    uint64_t index;
+    enum rc rc = queue_replica_propose(r, payload, false, &index);
     return rc == RC_FULL || rc == RC_BUSY ? hold(v, payload) : rc;
 }
 
@@ -332,11 +332,10 @@ enum rc queue_server_command(struct queue_server *v, struct span payload)
     if (c.fixed.seq != v->accepted[stream] + 1) {
         return RC_GAP;
     }
-    uint64_t index = 0;
-    enum rc rc = stream == QUEUE_STREAM_PUBLISH ? offer_publish(v, payload, &index) : queue_replica_propose(r, payload, true, &index);
+    uint64_t index;
+    enum rc rc = stream == QUEUE_STREAM_PUBLISH ? offer_publish(v, payload) : queue_replica_propose(r, payload, true, &index);
     if (rc == RC_OK) {
         v->accepted[stream]++;
-        v->proposed_index = index;
         v->is_expecting[stream] = false;
     }
     return rc;
@@ -511,6 +510,7 @@ void queue_replica_item(struct queue_service *q, const struct queue_item *item)
 static void effect_opened(struct queue_replica *r, const struct queue_effect *e)
 {
     struct queue_server *v = e->session->user;
+    queue_replica_session_opened(r, e->id);
     if (v) {
         return;  // Was open already.
     }
@@ -595,6 +595,16 @@ static void effect_gone(struct queue_server_consumer *c)
     consumer_free(c);
 }
 
+// What an earlier attachment had proposed may be applied under this one, which began with less.
+static void applied_is_accepted(struct queue_server *v)
+{
+    for (int i = 0; i < QUEUE_STREAMS; i++) {
+        if (v->accepted[i] < v->fsm->seq[i]) {
+            v->accepted[i] = v->fsm->seq[i];
+        }
+    }
+}
+
 void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx)
 {
     for (uint32_t i = 0; i < fx->count && r->leading; i++) {
@@ -610,6 +620,7 @@ void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx)
         case QUEUE_EFFECT_APPLIED:
         case QUEUE_EFFECT_REJECTED:
             if (v) {
+                applied_is_accepted(v);
                 v->send_applied = true;
                 server_mark(v);
             }
