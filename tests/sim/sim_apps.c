@@ -119,14 +119,13 @@ static void start(struct sim *s)
 
 static bool is_settled(struct sim *s)
 {
-    bool is_all = sim_list_app.is_settled(s);
-    if (has_queues(s)) {
-        is_all = sim_queue_is_settled(s) && is_all;
+    const bool is_list = sim_list_app.is_settled(s);
+    const bool is_queue = !has_queues(s) || sim_queue_is_settled(s);
+    const bool is_meta = !has_meta(s) || sim_meta_is_settled(s);
+    if (!is_list || !is_queue || !is_meta) {
+        sim_log(s, "not settled:%s%s%s", is_list ? "" : " lists", is_queue ? "" : " queues", is_meta ? "" : " metadata");
     }
-    if (has_meta(s)) {
-        is_all = sim_meta_is_settled(s) && is_all;
-    }
-    return is_all;
+    return is_list && is_queue && is_meta;
 }
 
 static void finish(struct sim *s)

@@ -44,8 +44,8 @@ struct meta_state {
     uint64_t counters[SIM_NODES_MAX];
     uint64_t successes, failures, unknown, fences;
     // The end.
-    uint32_t final_asked, final_done, final_fences;
-    bool is_final;
+    uint64_t final_asked[SIM_NODES_MAX + 1];  // In which life of the node.
+    bool is_final_done[SIM_NODES_MAX + 1], is_final_fenced[SIM_NODES_MAX + 1];
 };
 
 struct mirror {
@@ -454,6 +454,9 @@ static void on_done(void *ctx, const struct meta_result *r)
         return;
     }
     const struct mirror *m = sim_parts(a->node)->mirror;
+    if (a->is_final) {
+        sim_log(s, "node %u: the last command is answered %s at %llu", a->node->id, rc_text(r->rc), (unsigned long long)r->index);
+    }
     if (r->index == 0) {
         // Nothing is known of it: timed out, or there is no majority. It was valid, so nothing else may be said.
         if (r->rc != RC_TIMEOUT && r->rc != RC_NO_QUORUM) {
@@ -474,7 +477,7 @@ static void on_done(void *ctx, const struct meta_result *r)
         x->acked = r->index > x->acked ? r->index : x->acked;
         x->successes += r->rc == RC_OK;
         x->failures += r->rc != RC_OK;
-        x->final_done += a->is_final;
+        x->is_final_done[a->node->id] |= a->is_final;
         s->counters.acks++;
     }
     free(a);
@@ -487,7 +490,7 @@ static void on_fenced(void *ctx, const struct meta_result *r)
     if (r->rc == RC_OK && a->node->is_up && a->node->incarnation == a->incarnation) {
         const struct mirror *m = sim_parts(a->node)->mirror;
         meta_state(s)->fences++;
-        meta_state(s)->final_fences += a->is_final;
+        meta_state(s)->is_final_fenced[a->node->id] |= a->is_final;
         if (m->is_loaded && m->index < a->acked) {
             sim_violation(s, "node %u: a fence passes at %llu, %llu was acknowledged before it was asked for", a->node->id,
                           (unsigned long long)m->index, (unsigned long long)a->acked);
@@ -567,20 +570,20 @@ bool sim_meta_is_settled(struct sim *s)
 {
     struct meta_state *x = meta_state(s);
     const struct sim_group *g = &s->groups[s->groups_count - 1];
-    if (!x->is_final) {
-        x->is_final = true;
-        for (uint32_t i = 0; i < s->nodes_count; i++) {
-            submit(s, &s->nodes[i], true);
-            fence(s, &s->nodes[i], true);
+    for (uint32_t i = 0; i < s->nodes_count; i++) {
+        struct sim_node *n = &s->nodes[i];
+        if (x->final_asked[n->id] != n->incarnation) {  // A fault armed earlier may still have struck.
+            x->final_asked[n->id] = n->incarnation;
+            submit(s, n, true);
+            fence(s, n, true);
         }
-    }
-    if (x->final_done < s->nodes_count || x->final_fences < s->nodes_count) {
-        return false;
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         const struct sim_node *n = &s->nodes[i];
         const struct mirror *m = sim_parts(n)->mirror;
-        if (!m->is_loaded || m->index != g->committed) {
+        if (!x->is_final_done[n->id] || !x->is_final_fenced[n->id] || !m->is_loaded || m->index != g->committed) {
+            sim_log(s, "node %u: last command %d, last fence %d, its projection is at %llu", n->id, x->is_final_done[n->id],
+                    x->is_final_fenced[n->id], (unsigned long long)m->index);
             return false;
         }
     }

@@ -182,16 +182,47 @@ static bool all_level(struct sim *s)
     return true;
 }
 
+// A session that does not go away: what its two sides think.
+static void tell_left(struct sim *s, uint32_t slot, const struct queue_fsm_session *f)
+{
+    const struct sim_node *n = &s->nodes[f->id.node - 1];
+    const struct queue_session *q = map_get(&sim_parts(n)->queues->sessions, f->id.counter);
+    sim_log(s, "queue %llu: session %llu of node %u (%llu) is left, applied %llu and %llu", (unsigned long long)s->groups[slot].id,
+            (unsigned long long)f->id.counter, f->id.node, (unsigned long long)f->id.incarnation,
+            (unsigned long long)f->seq[0], (unsigned long long)f->seq[1]);
+    if (q && queue_session_id_equal(q->id, f->id)) {
+        sim_log(s,
+                "  its client: state %d, attach %u, place %u, closing %d, end sent %d, pending %u and %u, sent %llu and %llu, "
+                "applied %llu and %llu, needs query %d, dirty %d, service wants turn at %llu, check at %llu",
+                q->state, q->attach, q->place.node, q->is_closing, q->is_end_sent, q->pending[0].count, q->pending[1].count,
+                (unsigned long long)q->sent[0], (unsigned long long)q->sent[1], (unsigned long long)q->applied[0],
+                (unsigned long long)q->applied[1], q->needs_query, !list_is_empty(&q->dirty),
+                (unsigned long long)queue_service_next(q->service), (unsigned long long)q->service->check_at);
+    } else {
+        sim_log(s, "  its client: none");
+    }
+}
+
 static bool is_at_rest(struct sim *s, uint32_t slot)
 {
     const struct queue_replica *leader = leader_of(s, slot);
     if (!leader || leader->fsm.busy) {
+        if (!leader) {
+            sim_log(s, "queue %llu: nobody leads", (unsigned long long)s->groups[slot].id);
+            return false;
+        }
+        list_each (l, &leader->fsm.busy->sessions) {
+            const struct queue_fsm_session *q = list_entry(l, struct queue_fsm_session, link);
+            tell_left(s, slot, q);
+        }
         return false;
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         struct sim_node *n = &s->nodes[i];
         struct sim_observer *o = sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id);
         if (o && o->index != s->groups[slot].committed) {
+            sim_log(s, "queue %llu: node %u has applied %llu", (unsigned long long)s->groups[slot].id, n->id,
+                    (unsigned long long)o->index);
             return false;
         }
     }

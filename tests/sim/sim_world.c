@@ -538,10 +538,10 @@ static void node_free(struct sim_node *n)
         wal_complete(store_wal(n->store), RC_IO);  // The core wants its batch back; nobody hears the result.
     }
     host_destroy(n->host);
+    store_close(n->store);  // Gives back snapshots that were being written: their machines are still there.
     if (s->app->node_gone) {
         s->app->node_gone(s, n);
     }
-    store_close(n->store);
     for (uint32_t i = 0; i < s->groups_count; i++) {
         if (n->machines[i]) {
             s->app->machine_destroy(n->machines[i]);
