@@ -189,6 +189,7 @@ struct queue_server {
     bool is_paused;
     bool send_applied, send_query;
     uint64_t accepted[QUEUE_STREAMS];  // Proposed, or held.
+    uint64_t proposed_index;           // Of the last one accepted; 0 if it is held.
     struct list consumers;
 };
 

@@ -299,15 +299,15 @@ static enum rc hold(struct queue_server *v, struct span payload)
     return RC_OK;
 }
 
-static enum rc offer_publish(struct queue_server *v, struct span payload)
+// *index is left alone if it is held.
+static enum rc offer_publish(struct queue_server *v, struct span payload, uint64_t *index)
 {
     struct queue_replica *r = v->replica;
     bool must_wait = r->leading->held.count > 0 && (!v->local || r->service->is_held_first);
     if (must_wait || group_is_full(r->handle)) {
         return hold(v, payload);
     }
-    uint64_t index;
-    enum rc rc = queue_replica_propose(r, payload, false, &index);
+    enum rc rc = queue_replica_propose(r, payload, false, index);
     return rc == RC_FULL || rc == RC_BUSY ? hold(v, payload) : rc;
 }
 
@@ -332,10 +332,11 @@ enum rc queue_server_command(struct queue_server *v, struct span payload)
     if (c.fixed.seq != v->accepted[stream] + 1) {
         return RC_GAP;
     }
-    uint64_t index;
-    enum rc rc = stream == QUEUE_STREAM_PUBLISH ? offer_publish(v, payload) : queue_replica_propose(r, payload, true, &index);
+    uint64_t index = 0;
+    enum rc rc = stream == QUEUE_STREAM_PUBLISH ? offer_publish(v, payload, &index) : queue_replica_propose(r, payload, true, &index);
     if (rc == RC_OK) {
         v->accepted[stream]++;
+        v->proposed_index = index;
         v->is_expecting[stream] = false;
     }
     return rc;

@@ -70,6 +70,9 @@ static void on_deliver(void *ctx, struct queue_session *s, uint32_t consumer, co
     ck_assert_uint_lt(body[0], PUBLISHERS);
     ck_assert_uint_lt(body[1], MESSAGES);
     ck_assert(span_equal(m->routing_key, span_str("k")));
+    const uint8_t *padding = m->body.ptr + sizeof(body);
+    ck_assert_uint_eq(m->body.len, sizeof(body) + the_work->body_bytes);
+    ck_assert(the_work->body_bytes == 0 || (padding[0] == body[1] + 1 && memcmp(padding, padding + 1, the_work->body_bytes - 1) == 0));
     the_work->seen[body[0]][body[1]]++;
     bool is_first = m->acquired_count == 0;
     if (is_first) {
@@ -126,9 +129,9 @@ static void publish_next(struct work *k, struct publisher *p)
     struct buf body = {0};
     buf_u32(&body, p->id);
     buf_u32(&body, p->published);
-    memset(buf_extend(&body, k->body_bytes), 0, k->body_bytes);
+    memset(buf_extend(&body, k->body_bytes), (int)p->published + 1, k->body_bytes);
     struct span key = span_str("k");
-    struct queue_publish m = {.routing_keys = &key, .routing_keys_count = 1, .body = buf_span(&body), .expiry_ms = -1};
+    struct queue_publish m = {.routing_keys = &key, .routing_keys_count = 1, .body = buf_span(&body), .expiry_ms = -1, .is_body_disposable = true};
     ck_assert_uint_eq(queue_session_publish(p->s, &m), ++p->published);
     buf_deinit(&body);
 }
@@ -302,6 +305,17 @@ START_TEST(messages_above_a_frame_travel_in_parts_beside_others)
 {
     for (uint64_t seed = 1; seed <= 6; seed++) {
         run(seed, FAULT_NONE, 0, seed < 3 ? 0 : 1, 20, settings_plain(), (uint32_t)(200 << 10) * (uint32_t)seed);
+    }
+}
+END_TEST
+
+// From 1 MiB on bodies are shared between log, sessions and lanes, and their sources destroyed.
+START_TEST(large_messages_survive_every_fault_though_their_memory_is_shared)
+{
+    for (uint64_t seed = 1; seed <= 3; seed++) {
+        for (enum fault f = FAULT_NONE; f < FAULTS; f++) {
+            run(seed, f, 40, 1, 12, settings_plain(), (1 << 20) + (uint32_t)seed * 100000);
+        }
     }
 }
 END_TEST
@@ -812,6 +826,7 @@ int main(void)
     tcase_add_test(t, cold_messages_keep_their_order);
     tcase_add_test(t, rejected_publishes_are_reported_once_whatever_is_lost);
     tcase_add_test(t, messages_above_a_frame_travel_in_parts_beside_others);
+    tcase_add_test(t, large_messages_survive_every_fault_though_their_memory_is_shared);
     tcase_add_test(t, replaying_all_frames_of_a_node_after_its_sessions_ended_changes_nothing);
     tcase_add_loop_test(t, get_and_purge_come_after_the_publishes_before_them_from_any_node, 1, NODES + 1);
     tcase_add_test(t, a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next);
