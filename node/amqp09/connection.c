@@ -459,6 +459,14 @@ static size_t parse_rest(struct connection *c, struct span in)
     return used;
 }
 
+// After parsing: what a pause left behind is parsed before anything more is read, or it would grow with every turn in which
+// less is taken than a read brings.
+static void backlog_changed(struct connection *c)
+{
+    c->has_backlog = c->rest.len > 0 && connection_is_paused(c);
+    connection_reading_changed(c);
+}
+
 void connection_input(struct connection *c, struct span in)
 {
     assert(!c->is_parsing);
@@ -476,6 +484,7 @@ void connection_input(struct connection *c, struct span in)
         buf_bytes(&c->rest, in.ptr + used, in.len - used);
     }
     c->is_parsing = false;
+    backlog_changed(c);
 }
 
 void connection_resume(struct connection *c)
@@ -493,6 +502,7 @@ void connection_resume(struct connection *c)
         c->rest.len = 0;
     }
     c->is_parsing = false;
+    backlog_changed(c);
 }
 
 // ---- time ---------------------------------------------------------------------------------------

@@ -86,6 +86,7 @@ struct connection {
     uint32_t pauses;       // PAUSE_ bits.
     uint32_t throttles;    // Channels' reasons to pause: full sessions, too many waiting frames.
     bool is_reading;       // As last told to the driver.
+    bool has_backlog;      // `rest` was left in a pause: nothing more is read before it was parsed.
     bool is_parsing;       // connection_input is on the stack.
     struct list held;      // channel.held_link: contents that point into the input being parsed.
     uint64_t partial_bytes;  // Bytes of half-arrived bodies.

@@ -242,7 +242,11 @@ bool connection_is_paused(const struct connection *c)
 
 void connection_reading_changed(struct connection *c)
 {
-    bool is_on = !connection_is_paused(c);
+    bool is_paused = connection_is_paused(c);
+    if (!is_paused && c->has_backlog && list_is_empty(&c->resume_link) && !c->is_parsing) {
+        list_add_tail(&c->service->resumed, &c->resume_link);  // connection_resume comes back here.
+    }
+    bool is_on = !is_paused && !c->has_backlog;
     if (is_on == c->is_reading || c->state == CONNECTION_CLOSED) {
         return;
     }
@@ -252,9 +256,6 @@ void connection_reading_changed(struct connection *c)
         // The monitor was paused with the socket; silence counts from now.
         c->beat_missed = 0;
         c->beat_recv_seen = c->recv_oct - 1;
-        if (c->rest.len > 0 && list_is_empty(&c->resume_link)) {
-            list_add_tail(&c->service->resumed, &c->resume_link);
-        }
     }
 }
 

@@ -518,11 +518,42 @@ START_TEST(a_full_session_stops_the_reading_until_it_is_writable)
     ck_assert(!t->is_reading);
     s->is_full = false;
     s->cb->writable(s->ctx, s);
-    ck_assert(t->is_reading);
     ck_assert_uint_eq(s->published, 3);  // Not inside the callback.
+    ck_assert(!t->is_reading);           // First what was read before.
     stub.service.full_after = 0;
     turn(t);
     ck_assert_uint_eq(s->published, 4);
+    ck_assert(t->is_reading);
+    end();
+}
+END_TEST
+
+START_TEST(input_left_by_a_pause_is_parsed_before_more_is_read)
+{
+    begin(0);
+    struct buf one = {0};
+    amqp_send_basic_publish(&one, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")});
+    content_frames_put(&one, 1, 0, span_of(stub_no_properties, 2), span_str("m"));
+    struct buf read = {0};  // What one read of the socket brings: more than the session takes at once.
+    for (int i = 0; i < 100; i++) {
+        buf_span_bytes(&read, buf_span(&one));
+    }
+    stub.service.full_after = 3;
+    struct queue_session *s = NULL;
+    for (int rounds = 0; rounds < 200; rounds++) {
+        if (t->is_reading) {
+            connection_input(t->connection, buf_span(&read));
+        }
+        ck_assert_uint_le(t->connection->rest.len, read.len);
+        s = stub_session("q");
+        stub.service.full_after = (uint32_t)s->published + 3;
+        s->is_full = false;
+        s->cb->writable(s->ctx, s);
+        turn(t);
+    }
+    ck_assert_uint_gt(s->published, 300);
+    buf_deinit(&one);
+    buf_deinit(&read);
     end();
 }
 END_TEST
@@ -1405,6 +1436,7 @@ int main(void)
     ADD(what_came_back_carries_its_counts_sorted_into_the_headers);
     ADD(bodies_are_split_to_the_frame_max_agreed_and_headers_never_exceed_it);
     ADD(a_client_that_does_not_read_gets_no_more_deliveries);
+    ADD(input_left_by_a_pause_is_parsed_before_more_is_read);
     ADD(a_large_body_is_shared_until_the_socket_has_taken_it);
     ADD(a_connection_that_ends_lets_go_of_large_bodies);
     ADD(get_answers_message_and_count_or_empty);
