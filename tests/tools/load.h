@@ -58,6 +58,7 @@ struct connection {
     struct totals *totals;
     int fd, port;
     bool is_producer, is_failed, is_deaf;
+    bool is_closed;                   // In good order: what was acknowledged before has arrived.
     struct buf in, out;
     size_t in_at, out_at;  // Bytes of each that are done with.
     // Producer.
@@ -81,6 +82,7 @@ void connection_fail(struct connection *c, const char *format, ...) __attribute_
 void connection_open(struct connection *c);
 void connection_read(struct connection *c);   // What the socket has; handles every whole frame.
 void connection_write(struct connection *c);  // As much output as the socket takes.
+void connection_close(struct connection *c);  // Asks for it.
 void connection_deinit(struct connection *c);
 
 void producer_start(struct connection *c);  // confirm.select and the pattern.

@@ -22,7 +22,8 @@ uint64_t now_ns(void)
 
 void connection_fail(struct connection *c, const char *format, ...)
 {
-    if (c->is_failed) {
+    if (c->is_failed || c->is_closed) {
+        c->is_failed = true;
         return;
     }
     c->is_failed = true;
@@ -49,6 +50,9 @@ static void on_frame(struct connection *c, const struct amqp_frame *f)
         return;
     }
     switch (m.id) {
+    case AMQP_CONNECTION_CLOSE_OK_ID:
+        c->is_closed = true;
+        break;
     case AMQP_CONNECTION_CLOSE_ID:
         connection_fail(c, "connection closed: %u %.*s", m.connection_close.reply_code,
                         (int)m.connection_close.reply_text.len,
@@ -222,6 +226,11 @@ void connection_open(struct connection *c)
     (void)handshake(c, &frame);  // Failing it has said why.
     buf_deinit(&frame);
     fcntl(c->fd, F_SETFL, O_NONBLOCK);
+}
+
+void connection_close(struct connection *c)
+{
+    amqp_send_connection_close(&c->out, 0, &(struct amqp_connection_close){.reply_code = 200, .reply_text = span_str("done")});
 }
 
 void connection_deinit(struct connection *c)

@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+static const uint64_t CLOSE_NS = 2000000000;
 static volatile sig_atomic_t is_stopped;
 
 static void on_signal(int number)
@@ -249,6 +250,27 @@ static void print_result(double seconds, uint64_t confirmed, uint64_t consumed)
     print_latency("delivery_ms", &totals.delivery, "}\n");
 }
 
+// Closes in good order whoever still reads, so that the last acknowledgements count.
+static void close_all(int count, uint64_t begun_ns)
+{
+    int open = 0;
+    for (int i = 0; i < count; i++) {
+        struct connection *c = &connections[i];
+        if (!c->is_failed && !c->is_deaf) {
+            connection_close(c);
+            open++;
+        }
+    }
+    const uint64_t end = now_ns() + CLOSE_NS;
+    while (open > 0 && now_ns() < end) {
+        step(count, begun_ns, false);
+        open = 0;
+        for (int i = 0; i < count; i++) {
+            open += !connections[i].is_closed && !connections[i].is_failed && !connections[i].is_deaf;
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
     for (int option; (option = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
@@ -296,6 +318,7 @@ int main(int argc, char **argv)
         step(count, begun, false);
     }
     print_result(seconds, confirmed, consumed);
+    close_all(count, begun);
     for (int i = 0; i < count; i++) {
         connection_deinit(&connections[i]);
     }
