@@ -27,6 +27,46 @@ static uint64_t resident_bytes(void)
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
+// Each worker adds its host's numbers, one after another.
+struct status {
+    struct ctl_request *request;
+    json_t *object;
+    struct host_metrics sum;
+    uint32_t worker;
+};
+
+static void status_answer(void *arg)
+{
+    struct status *s = arg;
+    const struct host_metrics *m = &s->sum;
+    json_object_set_new(s->object, "warren",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "workers", (json_int_t)s->request->ctl->config.workers, "groups",
+                                  (json_int_t)m->groups, "leaders", (json_int_t)m->leaders, "proposals", (json_int_t)m->proposals, "applied",
+                                  (json_int_t)m->applied, "elections", (json_int_t)m->elections, "cold_reads", (json_int_t)m->cold_reads,
+                                  "memtable_bytes", (json_int_t)m->memtable_bytes, "uncommitted_bytes", (json_int_t)m->uncommitted_bytes));
+    ctl_object(s->request, s->object);
+    free(s);
+}
+
+static void status_step(void *arg)
+{
+    struct status *s = arg;
+    struct ctl_config *c = &s->request->ctl->config;
+    struct host_metrics m;
+    host_metrics(c->host_of(c->ctx, s->worker), &m);
+    s->sum.groups += m.groups;
+    s->sum.leaders += m.leaders;
+    s->sum.proposals += m.proposals;
+    s->sum.applied += m.applied;
+    s->sum.elections += m.elections;
+    s->sum.cold_reads += m.cold_reads;
+    s->sum.memtable_bytes += m.memtable_bytes;
+    s->sum.uncommitted_bytes += m.uncommitted_bytes;
+    s->worker++;
+    const bool is_last = s->worker == c->workers;
+    c->post(c->ctx, is_last ? 0 : s->worker, is_last ? status_answer : status_step, s);
+}
+
 void verb_status(struct ctl_request *r)
 {
     struct ctl *c = r->ctl;
@@ -38,16 +78,13 @@ void verb_status(struct ctl_request *r)
     json_object_set_new(o, "waiting_for", json_string(waiting ? waiting : ""));
     json_object_set_new(o, "listeners", c->config.listeners(c->config.ctx));
     json_object_set_new(o, "memory", json_pack("{s:{s:I}}", "total", "rss", (json_int_t)resident_bytes()));
-    if (c->config.host) {
-        struct host_metrics m;
-        host_metrics(c->config.host, &m);
-        json_object_set_new(o, "warren", json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "groups", (json_int_t)m.groups, "leaders",
-                                                   (json_int_t)m.leaders, "proposals", (json_int_t)m.proposals, "applied", (json_int_t)m.applied,
-                                                   "elections", (json_int_t)m.elections, "cold_reads", (json_int_t)m.cold_reads,
-                                                   "memtable_bytes", (json_int_t)m.memtable_bytes, "uncommitted_bytes",
-                                                   (json_int_t)m.uncommitted_bytes));
+    if (!c->config.host) {
+        ctl_object(r, o);
+        return;
     }
-    ctl_object(r, o);
+    struct status *s = mem_zalloc(sizeof(*s));
+    *s = (struct status){.request = r, .object = o};
+    status_step(s);
 }
 
 struct nodes_state {
