@@ -23,8 +23,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-
-
 struct share_lane {
     uint64_t epoch;                    // Worker 0's: counts resets.
     _Atomic uint64_t shared_open;      // The epoch while connected, else 0. Worker 0 writes.
