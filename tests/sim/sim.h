@@ -151,6 +151,7 @@ struct sim_group {
     // Committed history, by index from 1: term and chain hash (index i at i - 1).
     struct buf terms, chain;
     uint64_t committed;
+    uint64_t leader_term;   // Highest in which somebody led.
     struct map leaders;     // Term -> node * 2^32 + incarnation (as a pointer).
     struct map digests;     // Index -> digest of the state there (sim_observe.c).
 };

@@ -41,6 +41,23 @@ static void shadow_reset(struct sim_shadow *x, uint64_t index)
     x->terms.len = 0;
 }
 
+static uint64_t buf_u64_at(const struct buf *b, uint64_t at)
+{
+    uint64_t v;
+    memcpy(&v, b->ptr + at * 8, 8);
+    return v;
+}
+
+// P5: what is committed is never cut off.
+static void check_cut(struct sim_node *n, uint32_t slot, uint64_t from)
+{
+    const struct sim_group *g = &n->sim->groups[slot];
+    if (from <= g->committed && from <= n->shadows[slot].last && shadow_term(&n->shadows[slot], from) == buf_u64_at(&g->terms, from - 1)) {
+        sim_violation(n->sim, "node %u group %llu: cuts its log at %llu, which is committed", n->id, (unsigned long long)g->id,
+                      (unsigned long long)from);
+    }
+}
+
 static void shadow_record(struct sim_node *n, const struct record_disk *d, struct span payload)
 {
     const uint32_t slot = sim_group_slot(n->sim, d->group);
@@ -56,6 +73,7 @@ static void shadow_record(struct sim_node *n, const struct record_disk *d, struc
         if (d->flags & RECORD_FLAG_INSTALLED) {
             shadow_reset(x, d->index - 1);
         } else {
+            check_cut(n, slot, d->index);
             shadow_cut(x, d->index);
         }
     } else if (record_has_index(d->kind)) {
@@ -202,6 +220,24 @@ void sim_check_recovered(struct sim_node *n, const struct store_group *g)
 
 // ---- claims of engines -------------------------------------------------------------------------------------------------
 
+// P3: a majority has promised, on disk, to help nobody else in this term. (What has gone on to a later term, has.)
+static void check_votes(struct sim_node *n, uint32_t slot, const struct consensus_status *st)
+{
+    struct sim *s = n->sim;
+    uint32_t voters = 0, promised = 0;
+    const uint64_t me = config_find_node(st->config, n->id) ? config_find_node(st->config, n->id)->replica_id : 0;
+    for (uint32_t i = 0; i < st->config->count; i++) {
+        const struct member *m = &st->config->members[i];
+        const struct hard_state *hard = &s->nodes[m->node_id - 1].shadows[slot].hard;
+        voters += m->is_voter;
+        promised += m->is_voter && (hard->term > st->term || (hard->term == st->term && hard->vote == me));
+    }
+    if (promised < voters / 2 + 1) {
+        sim_violation(s, "node %u leads group %llu in term %llu with the durable votes of %u of %u", n->id,
+                      (unsigned long long)s->groups[slot].id, (unsigned long long)st->term, promised, voters);
+    }
+}
+
 static void check_leader(struct sim_node *n, uint32_t slot, const struct consensus_status *st)
 {
     struct sim *s = n->sim;
@@ -213,7 +249,11 @@ static void check_leader(struct sim_node *n, uint32_t slot, const struct consens
         s->counters.elections++;
         sim_log(s, "node %u: leads group %llu in term %llu (last %llu, commit %llu)", n->id, (unsigned long long)g->id,
                 (unsigned long long)st->term, (unsigned long long)st->last, (unsigned long long)st->commit);
-        if (st->last < g->committed) {
+        check_votes(n, slot, st);
+        // One that won long ago and stood still meanwhile need not know what later leaders committed.
+        const bool is_newest = st->term > g->leader_term;
+        g->leader_term = is_newest ? st->term : g->leader_term;
+        if (is_newest && st->last < g->committed) {
             sim_violation(s, "node %u leads group %llu in term %llu with log end %llu, committed is %llu", n->id,
                           (unsigned long long)g->id, (unsigned long long)st->term, (unsigned long long)st->last,
                           (unsigned long long)g->committed);
@@ -315,13 +355,6 @@ void sim_check_acked(struct sim *s, uint64_t group, uint64_t index, uint64_t ter
         sim_violation(s, "group %llu: entry %llu of term %llu is taken for committed, on disk at %u of %u voters",
                       (unsigned long long)group, (unsigned long long)index, (unsigned long long)term, safe, voters);
     }
-}
-
-static uint64_t buf_u64_at(const struct buf *b, uint64_t at)
-{
-    uint64_t v;
-    memcpy(&v, b->ptr + at * 8, 8);
-    return v;
 }
 
 void sim_check_applied(struct sim_node *n, uint64_t group, uint64_t index, uint64_t term, uint64_t chain)
