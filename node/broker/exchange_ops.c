@@ -125,7 +125,7 @@ static void exchange_declare_again(struct op *op)
     }
     enum exchange_type type;
     if (!exchange_type_parse(op->type, &type)) {
-        op_refuse(op, RC_UNSUPPORTED, 406, "unknown exchange type '%.*s'", SPAN_ARGS(op->type));
+        op_refuse(op, RC_UNSUPPORTED, 406, "%s exchange type '%.*s'", op->type.len > 0 ? "unknown" : "invalid", SPAN_ARGS(op->type));
         return;
     }
     if (!op_allowed(op, ACCESS_CONFIGURE, "exchange", op->name)) {
@@ -167,11 +167,40 @@ void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct sp
     op->is_auto_delete = d->is_auto_delete;
     op->is_internal = d->is_internal;
     op->again = exchange_declare_again;
-    if (op->name.len == 0 && !d->is_passive) {
+    if (op->name.len == 0) {
         op_refuse(op, RC_DENIED, 403, "operation not permitted on the default exchange");
         return;
     }
     exchange_declare_again(op);
+}
+
+// ---- auto-delete -------------------------------------------------------------------------------------------------
+
+static void idle_committed(struct op *op, const struct meta_result *r)
+{
+    if (r->rc == RC_OK) {
+        op_ok_without_idle(op);
+    } else {
+        op_ok(op);  // Somebody was faster, or has bound it again.
+    }
+}
+
+void op_ok_without_idle(struct op *op)
+{
+    struct broker_vhost *v = op_vhost(op);
+    uint32_t pos = 0;
+    for (struct exchange *x; v && (x = map_next(&v->exchanges, &pos, NULL, NULL));) {
+        if (x->pub.is_auto_delete && x->had_binding && list_is_empty(&x->bindings)) {
+            struct meta_path path = path_exchange(span_str(op->vhost), x->pub.name);
+            struct meta_command c;
+            meta_command_init(&c);
+            meta_delete(&c, &path, META_IF_NO_CHILDREN, 0);
+            op->committed = idle_committed;
+            op_submit(op, &c);
+            return;
+        }
+    }
+    op_ok(op);
 }
 
 // ---- delete ------------------------------------------------------------------------------------------------------
@@ -179,7 +208,7 @@ void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct sp
 static void exchange_deleted(struct op *op, const struct meta_result *r)
 {
     if (r->rc == RC_OK || r->rc == RC_NOT_FOUND) {
-        op_ok(op);
+        op_ok_without_idle(op);
     } else if (r->rc == RC_CONFLICT) {
         op_refuse(op, RC_CONFLICT, 406, "exchange '%.*s' in vhost '%s' in use", SPAN_ARGS(op->name), op->vhost);
     } else {
@@ -213,34 +242,11 @@ void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct spa
 
 // ---- bind, unbind ------------------------------------------------------------------------------------------------
 
-// An auto-delete exchange goes with its last binding as a source; a binding made meanwhile keeps it (condition).
-static void ignore_result(void *ctx, const struct meta_result *r)
-{
-    (void)ctx;
-    (void)r;
-}
-
-void exchange_delete_if_idle(struct broker *b, struct exchange *x)
-{
-    if (!x->pub.is_auto_delete || !list_is_empty(&x->bindings)) {
-        return;
-    }
-    struct meta_path path = path_exchange(span_str(x->vhost->name), x->pub.name);
-    struct meta_command c;
-    meta_command_init(&c);
-    meta_delete(&c, &path, META_IF_NO_CHILDREN, 0);
-    metastore_submit(b->config.metastore, b->config.worker, &c, 10000, ignore_result, NULL);
-    meta_command_deinit(&c);
-}
-
 static void bind_committed(struct op *op, const struct meta_result *r)
 {
-    struct broker_vhost *v = op_vhost(op);
-    if (r->rc == RC_OK || r->rc == RC_EXISTS || (op->is_unbind && r->rc == RC_NOT_FOUND)) {
-        struct exchange *x = v ? vhost_exchange(v, op->source) : NULL;
-        if (op->is_unbind && x) {
-            exchange_delete_if_idle(op->broker, x);
-        }
+    if (op->is_unbind && (r->rc == RC_OK || r->rc == RC_NOT_FOUND)) {
+        op_ok_without_idle(op);
+    } else if (r->rc == RC_OK || r->rc == RC_EXISTS) {
         op_ok(op);
     } else if (r->rc == RC_NOT_FOUND) {
         bool is_source = r->failed_op == 0;

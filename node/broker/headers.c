@@ -37,8 +37,12 @@ const char *headers_check(struct span arguments, char *text, size_t text_size)
     } else {
         struct buf value = {0};
         table_value_print(&bad, &value);
+        struct span shown = buf_span(&value);
+        if (shown.len >= 2 && shown.ptr[0] == '\'') {
+            shown = span_of(shown.ptr + 1, shown.len - 2);  // Numbers stand here without quotes.
+        }
         snprintf(text, text_size, "Invalid x-match field type %s (value %.*s); expected longstr", table_type_name(bad.type),
-                 (int)(value.len < 100 ? value.len : 100), (const char *)value.ptr);
+                 (int)(shown.len < 100 ? shown.len : 100), (const char *)shown.ptr);
         buf_deinit(&value);
     }
     return text;

@@ -39,5 +39,6 @@ MUST_USE bool op_allowed(struct op *op, enum broker_access access, const char *k
 // exchange_ops.c
 // True if `key` differs in value or presence; `text` gets "received X but current is Y".
 bool argument_differs(struct span received, struct span current, const char *key, struct buf *text);
-// Submits the deletion of an auto-delete exchange without bindings as a source.
-void exchange_delete_if_idle(struct broker *b, struct exchange *x);
+// op_ok, after auto-delete exchanges that have lost their last binding as a source are gone, one after the other: each
+// may have been the last destination of another.
+void op_ok_without_idle(struct op *op);

@@ -29,6 +29,7 @@ static const struct argument {
     {"x-overflow", ARG_STRING, ARG_WORKS},
     {"x-max-priority", ARG_ANY, ARG_OTHER_TYPE},
     {"x-queue-mode", ARG_ANY, ARG_OTHER_TYPE},
+    {"x-queue-master-locator", ARG_ANY, ARG_OTHER_TYPE},
     {"x-queue-version", ARG_ANY, ARG_OTHER_TYPE},
     {"x-single-active-consumer", ARG_BOOL, ARG_WORKS},
     {"x-queue-leader-locator", ARG_STRING, ARG_WORKS},
@@ -69,7 +70,7 @@ static bool check_value(struct op *op, const struct argument *a, const struct ta
     case ARG_COUNT_POSITIVE:
     case ARG_INTEGER:
         if (!table_value_integer(v, &n)) {
-            return refuse_value(op, a->name, "{unacceptable_type,%s}", table_type_name(v->type));
+            return refuse_value(op, a->name, "\"expected integer, got %s\"", table_type_name(v->type));
         }
         snprintf(number, sizeof(number), "%lld", (long long)n);
         if (n < 0 && a->kind != ARG_INTEGER) {
@@ -130,7 +131,10 @@ static bool resolve_type(struct op *op, struct broker_vhost *v, enum queue_type 
             return refuse_value(op, "x-queue-type", "{unacceptable_type,%s}", table_type_name(asked.type));
         }
         if (asked.bytes.len > 0 && !span_equal(asked.bytes, span_str("undefined"))) {
-            return queue_type_parse(asked.bytes, out) || refuse_value(op, "x-queue-type", "%s", "unknown queue type");
+            char name[128];
+            snprintf(name, sizeof(name), "%.*s", (int)asked.bytes.len, (const char *)asked.bytes.ptr);
+            return queue_type_parse(asked.bytes, out) ||
+                   refuse_value(op, "x-queue-type", "\"unsupported queue type '%s'\"", name);
         }
     }
     const char *name = v->default_queue_type ? v->default_queue_type : op->broker->config.default_queue_type;
@@ -156,7 +160,7 @@ static bool check_type(struct op *op, enum queue_type type)
             return false;
         }
         if (op->name.len == 0) {
-            op_refuse(op, RC_INVALID, 406, "Cannot declare a server-named queue for type quorum");
+            op_refuse(op, RC_INVALID, 406, "Cannot declare a server-named queue for type rabbit_quorum_queue");
             return false;
         }
         return true;
@@ -369,21 +373,14 @@ void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span 
 
 // ---- delete ------------------------------------------------------------------------------------------------------
 
-// Auto-delete exchanges that lose their last binding with this queue go too. Their names are kept over the command.
+// Auto-delete exchanges that lose their last binding with this queue go too.
 static void queue_deleted(struct op *op, const struct meta_result *r)
 {
-    struct broker_vhost *v = op_vhost(op);
     if (r->rc != RC_OK && r->rc != RC_NOT_FOUND) {
         op_fail(op, r->rc, 541, true, "cannot delete queue '%.*s': %s", SPAN_ARGS(op->name), rc_text(r->rc));
         return;
     }
-    uint32_t pos = 0;
-    for (struct exchange *x; v && (x = map_next(&v->exchanges, &pos, NULL, NULL));) {
-        if (x->had_binding) {
-            exchange_delete_if_idle(op->broker, x);
-        }
-    }
-    op_ok(op);
+    op_ok_without_idle(op);
 }
 
 void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused, bool if_empty,

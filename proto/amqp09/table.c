@@ -9,7 +9,9 @@
 // of a bool (everything but 0 is true).
 #include "proto/amqp09/table.h"
 #include "node/base/mem.h"
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 // ---- reading ------------------------------------------------------------------------------------
 
@@ -241,6 +243,14 @@ const char *table_type_name(enum table_type type)
     return "unknown";
 }
 
+// The shortest way to write it, but never as an integer.
+static void print_float(double value, struct buf *to)
+{
+    char text[40];
+    snprintf(text, sizeof(text), "%g", value);
+    buf_printf(to, strpbrk(text, ".eni") ? "'%s'" : "'%s.0'", text);
+}
+
 void table_value_print(const struct table_value *v, struct buf *to)
 {
     int64_t i;
@@ -262,10 +272,10 @@ void table_value_print(const struct table_value *v, struct buf *to)
         buf_printf(to, "'%llu'", (unsigned long long)v->u);
         break;
     case TABLE_F32:
-        buf_printf(to, "'%g'", (double)v->f32);
+        print_float((double)v->f32, to);
         break;
     case TABLE_F64:
-        buf_printf(to, "'%g'", v->f64);
+        print_float(v->f64, to);
         break;
     case TABLE_DECIMAL:
         buf_printf(to, "'{%u,%u}'", v->decimal.scale, v->decimal.digits);
