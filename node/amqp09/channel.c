@@ -118,6 +118,21 @@ void channel_out_done(struct channel *ch)
 
 // ---- errors -------------------------------------------------------------------------------------
 
+// Whether the client closes the channel in frames that wait behind the operation that fails.
+static bool is_close_waiting(const struct channel *ch)
+{
+    struct reader r = reader_of(span_of(ch->waiting.ptr + ch->waiting_pos, ch->waiting.len - ch->waiting_pos));
+    while (reader_left(&r) > 0) {
+        uint8_t type = reader_u8(&r);
+        struct reader payload = reader_of(reader_str32(&r));
+        uint16_t class_id = reader_u16be(&payload), method_id = reader_u16be(&payload);
+        if (type == AMQP_FRAME_METHOD && AMQP_METHOD_ID(class_id, method_id) == AMQP_CHANNEL_CLOSE_ID) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void channel_fail(struct channel *ch, uint16_t code, uint32_t method, const char *format, ...)
 {
     if (!channel_is_open(ch)) {
@@ -144,7 +159,12 @@ void channel_fail(struct channel *ch, uint16_t code, uint32_t method, const char
                                                          .method_id = (uint16_t)method});
     ch->state = CHANNEL_CLOSING;
     channel_out_done(ch);
+    bool is_close_owed = ch->waiting.len > 0 && is_close_waiting(ch);
     end_everything(ch);
+    if (is_close_owed) {
+        ch->is_close_owed = true;
+        list_add_tail(&channel_service(ch)->ready, &ch->ready_link);
+    }
 }
 
 void channel_fail_result(struct channel *ch, uint32_t method, const struct broker_result *r)
@@ -488,6 +508,10 @@ void channel_frame(struct channel *ch, uint8_t type, struct span payload)
 void channel_go_on(struct channel *ch)
 {
     list_remove(&ch->ready_link);
+    if (ch->state == CHANNEL_CLOSING && ch->is_close_owed) {
+        closed_by_client(ch);  // Both sides closed at once.
+        return;
+    }
     while (channel_is_open(ch) && !must_wait(ch) && ch->waiting_pos < ch->waiting.len) {
         struct reader r =
             reader_of(span_of(ch->waiting.ptr + ch->waiting_pos, ch->waiting.len - ch->waiting_pos));

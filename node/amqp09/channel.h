@@ -134,6 +134,7 @@ struct channel {
     struct buf waiting;  // Frames: type, u32 length (native), payload.
     size_t waiting_pos;
     bool is_waiting_throttled;  // Counted in connection.throttles.
+    bool is_close_owed;         // The client's close waited when an error closed the channel: close-ok at the turn.
 
     // Publishing
     struct confirms confirms;

@@ -128,7 +128,7 @@ static bool read_arguments(struct channel *ch, struct span arguments, struct spa
         if (!table_value_integer(&v, &n)) {
             struct buf reason;
             buf_init(&reason);
-            buf_printf(&reason, ": {unacceptable_type,%s}%c", table_type_name(v.type), 0);
+            buf_printf(&reason, ": \"expected integer, got %s\"%c", table_type_name(v.type), 0);
             fail_argument(ch, "x-priority", queue, (const char *)reason.ptr);
             buf_deinit(&reason);
             return false;
@@ -420,8 +420,7 @@ static void get_found(struct operation *op, const struct broker_queue *q)
         struct span vhost = ch->connection->vhost_name;
         channel_fail(ch, REPLY_RESOURCE_LOCKED, op->method,
                      "cannot obtain access to locked queue '%.*s' in vhost '%.*s'. basic.get operations are "
-                     "not supported by quorum "
-                     "queues with single active consumer",
+                     "not supported by <<\"quorum\">> queues with single active consumer",
                      (int)q->name.len, (const char *)q->name.ptr, (int)vhost.len, (const char *)vhost.ptr);
         return;
     }

@@ -26,8 +26,9 @@ struct message {
     struct span headers;  // Header table as published.
     uint32_t keys_count;  // In service->keys / bcc.
     int64_t expiry_ms;
+    bool is_rewritten;  // properties differ from what was published
     uint16_t error;  // 0 or the reply code of the first rule broken
-    char error_text[300];
+    char error_text[400];
 };
 
 // ---- assembling ---------------------------------------------------------------------------------
@@ -108,7 +109,8 @@ void channel_publish_header(struct channel *ch, struct span payload)
         return;
     }
     if (h.weight != 0) {
-        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH, "content header with weight %u", h.weight);
+        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH, 
+                     "expected content header for class 60, got non content header frame instead");
         return;
     }
     if (h.body_size > LIMIT_MESSAGE_BYTES_MAX) {
@@ -141,8 +143,7 @@ void channel_publish_body(struct channel *ch, struct span payload)
 {
     connection_note_publish(ch->connection);
     if (payload.len > ch->body_size - ch->body.len) {
-        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "content body of more than the announced %llu octets",
-                     (unsigned long long)ch->body_size);
+        channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "content body frame exceeds remaining content size");
         return;
     }
     if (payload.len == ch->body_size) {
@@ -181,29 +182,41 @@ static void set_error(struct message *m, uint16_t code, const char *format, ...)
     m->error = code;
 }
 
-// Decimal digits, 0..EXPIRATION_MAX_MS.
+// A decimal number with or without a sign, 0..EXPIRATION_MAX_MS, and nothing behind it. The message goes on
+// with the number alone: no sign, no leading zeros.
 static void read_expiration(struct message *m)
 {
     struct span e = m->properties.expiration;
-    struct reader r = reader_of(e);
+    size_t at = e.len > 0 && (e.ptr[0] == '+' || e.ptr[0] == '-'), first = at;
+    bool is_negative = at > 0 && e.ptr[0] == '-';
     int64_t value = 0;
-    bool is_number = e.len > 0;
-    while (reader_left(&r) > 0) {
-        uint8_t digit = (uint8_t)(reader_u8(&r) - '0');
-        is_number = is_number && digit <= 9;
-        if (is_number && value <= EXPIRATION_MAX_MS) {
-            value = value * 10 + digit;
-        }
+    while (at < e.len && e.ptr[at] >= '0' && e.ptr[at] <= '9') {
+        value = value <= EXPIRATION_MAX_MS ? value * 10 + (e.ptr[at] - '0') : value;
+        at++;
     }
-    if (!is_number) {
-        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {not_a_number}", (int)e.len,
-                  (const char *)e.ptr);
+    size_t digits = at - first;
+    while (first + 1 < at && e.ptr[first] == '0') {
+        first++;
+    }
+    char reason[300];
+    struct span number = span_of(e.ptr + first, at - first);
+    if (digits == 0) {
+        snprintf(reason, sizeof(reason), "no_integer");
+    } else if (at < e.len) {
+        snprintf(reason, sizeof(reason), "{leftover_string,\"%.*s\"}", (int)(e.len - at),
+                 (const char *)e.ptr + at);
+    } else if (is_negative && value > 0) {
+        snprintf(reason, sizeof(reason), "{value_negative,-%.*s}", (int)number.len, (const char *)number.ptr);
     } else if (value > EXPIRATION_MAX_MS) {
-        set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': {value_too_large}", (int)e.len,
-                  (const char *)e.ptr);
+        snprintf(reason, sizeof(reason), "{value_too_large,%.*s}", (int)number.len, (const char *)number.ptr);
     } else {
         m->expiry_ms = value;
+        m->properties.expiration = number;
+        m->is_rewritten = number.len != e.len;
+        return;
     }
+    set_error(m, REPLY_PRECONDITION_FAILED, "invalid expiration '%.*s': %s", (int)e.len, (const char *)e.ptr,
+              reason);
 }
 
 static void add_key(struct amqp09 *s, struct message *m, struct span key, bool is_bcc)
@@ -227,19 +240,15 @@ static void read_keys(struct amqp09 *s, struct message *m, const char *header, b
     }
     if (v.type != TABLE_ARRAY) {
         set_error(m, REPLY_PRECONDITION_FAILED,
-                  "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header,
+                  "invalid message: {unacceptable_type_in_header,\"%s\",%s}", header,
                   table_type_name(v.type));
         return;
     }
     struct table_reader items = array_reader_of(v.bytes);
     while (table_next(&items, NULL, &item)) {
-        if (item.type != TABLE_STRING || item.bytes.len > UINT8_MAX) {
-            set_error(m, REPLY_PRECONDITION_FAILED,
-                      "invalid message: {unacceptable_type_in_header,<<\"%s\">>,%s}", header,
-                      table_type_name(item.type));
-            return;
+        if (item.type == TABLE_STRING && item.bytes.len <= UINT8_MAX) {  // What cannot be a key is passed over.
+            add_key(s, m, item.bytes, is_bcc);
         }
-        add_key(s, m, item.bytes, is_bcc);
     }
 }
 
@@ -249,7 +258,7 @@ static void normalise(struct amqp09 *s, struct message *m, struct span raw, bool
     struct reader r = reader_of(raw);
     bool has_unused_bits = reader_u16be(&r) & PROPERTY_UNUSED;
     m->raw = raw;
-    if (!has_unused_bits && !has_bcc && content_headers_are_sorted(m->headers)) {
+    if (!has_unused_bits && !has_bcc && !m->is_rewritten && content_headers_are_sorted(m->headers)) {
         return;
     }
     static const char *const hidden[] = {"BCC"};
@@ -268,6 +277,7 @@ static bool look(struct channel *ch, struct message *m)
     const struct connection *c = ch->connection;
     m->error = 0;
     m->expiry_ms = -1;
+    m->is_rewritten = false;
     m->keys_count = 0;
     if (content_properties_read(ch->properties, &m->properties) != RC_OK) {
         channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "cannot decode content properties");
@@ -461,7 +471,7 @@ static void complete(struct channel *ch, struct span body, bool is_last_try)
         return;
     }
     if (count == 0 && ch->publish.mandatory) {
-        channel_return(ch, request.exchange, ch->publish.routing_key, ch->properties, body);
+        channel_return(ch, request.exchange, ch->publish.routing_key, m.raw, body);
         if (!channel_is_open(ch)) {
             return;
         }

@@ -274,9 +274,6 @@ void channel_queue_declare(struct channel *ch, const struct amqp_queue_declare *
         return;
     }
     struct span name = channel_strip(m->queue, stripped);
-    if (m->passive && !channel_queue_name(ch, name, method, &name)) {
-        return;
-    }
     struct operation *op = operation_start(ch, method);
     set_name(op, name);
     op->is_nowait = m->nowait;

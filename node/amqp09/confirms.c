@@ -79,9 +79,12 @@ static void ack(struct buf *out, uint16_t channel, uint64_t number, bool is_mult
                         &(struct amqp_basic_ack){.delivery_tag = number, .multiple = is_multiple});
 }
 
-static void nack(struct buf *out, uint16_t channel, uint64_t number)
+// `requeue` says nothing to a publisher; RabbitMQ sets it.
+static void nack(struct buf *out, uint16_t channel, uint64_t number, bool is_multiple)
 {
-    amqp_send_basic_nack(out, channel, &(struct amqp_basic_nack){.delivery_tag = number});
+    amqp_send_basic_nack(
+        out, channel,
+        &(struct amqp_basic_nack){.delivery_tag = number, .multiple = is_multiple, .requeue = true});
 }
 
 void confirms_flush(struct confirms *c, struct buf *out, uint16_t channel)
@@ -98,7 +101,7 @@ void confirms_flush(struct confirms *c, struct buf *out, uint16_t channel)
                 ack(out, channel, run_last, run > 1);
                 run = 0;
             }
-            nack(out, channel, c->head);
+            nack(out, channel, c->head, true);  // Everything before is settled and told.
         }
         c->head++;
     }
@@ -111,7 +114,7 @@ void confirms_flush(struct confirms *c, struct buf *out, uint16_t channel)
         }
         uint32_t *word = slot(c, c->done[i]);
         if (*word & REJECTED) {
-            nack(out, channel, c->done[i]);
+            nack(out, channel, c->done[i], false);
         } else {
             ack(out, channel, c->done[i], false);
         }

@@ -182,6 +182,40 @@ void connection_fail(struct connection *c, uint16_t code, uint32_t method, const
     connection_reading_changed(c);
 }
 
+// Octets as RabbitMQ prints them: <<"text">> or <<1,2,3>>.
+static void print_octets(struct buf *to, struct span octets)
+{
+    bool is_text = octets.len > 0;
+    for (size_t i = 0; i < octets.len; i++) {
+        is_text = is_text && octets.ptr[i] >= ' ' && octets.ptr[i] <= '~';
+    }
+    buf_printf(to, is_text ? "<<\"" : "<<");
+    for (size_t i = 0; i < octets.len; i++) {
+        uint8_t c = octets.ptr[i];
+        if (is_text) {
+            buf_printf(to, c == '"' || c == '\\' ? "\\%c" : "%c", c);
+        } else {
+            buf_printf(to, i > 0 ? ",%u" : "%u", c);
+        }
+    }
+    buf_printf(to, is_text ? "\">>" : ">>");
+}
+
+enum { OCTETS_SHOWN = 16, REPLY_TEXT_BYTES = 255 };
+
+// A frame of the wrong kind: its type and how it starts, then `why`.
+static void fail_odd_frame(struct connection *c, uint16_t code, uint8_t type, struct span payload,
+                           const char *why)
+{
+    bool is_long = payload.len > OCTETS_SHOWN;
+    struct buf octets;
+    buf_init(&octets);
+    print_octets(&octets, is_long ? span_of(payload.ptr, OCTETS_SHOWN) : payload);
+    connection_fail(c, code, 0, "type %u, %s octets = %.*s%s", type, is_long ? "first 16" : "all",
+                    (int)octets.len, (const char *)octets.ptr, why);
+    buf_deinit(&octets);
+}
+
 // The input cannot be framed any more.
 static void fail_frame(struct connection *c, enum rc rc, const struct amqp_frame_fault *fault)
 {
@@ -191,16 +225,9 @@ static void fail_frame(struct connection *c, enum rc rc, const struct amqp_frame
         connection_fail(c, REPLY_FRAME_ERROR, 0, "type %u, all octets = <<>>: {frame_too_large,%u,%u}",
                         fault->type, fault->size, max);
     } else {
-        struct buf octets;
-        buf_init(&octets);
-        for (size_t i = 0; i < fault->payload.len && i < 16; i++) {
-            buf_printf(&octets, "%s%u", i > 0 ? "," : "", fault->payload.ptr[i]);
-        }
-        connection_fail(c, REPLY_FRAME_ERROR, 0,
-                        "type %u, %s octets = <<%.*s>>: {invalid_frame_end_marker,%u}", fault->type,
-                        fault->payload.len > 16 ? "first 16" : "all", (int)octets.len,
-                        (const char *)octets.ptr, fault->end);
-        buf_deinit(&octets);
+        char why[48];
+        snprintf(why, sizeof(why), ": {invalid_frame_end_marker,%u}", fault->end);
+        fail_odd_frame(c, REPLY_FRAME_ERROR, fault->type, fault->payload, why);
     }
     if (c->state == CONNECTION_CLOSING) {
         c->state = CONNECTION_SILENT;
@@ -273,10 +300,18 @@ bool connection_read_method(struct connection *c, struct span payload, struct am
     if (rc == RC_NOT_FOUND) {
         connection_fail(c, REPLY_COMMAND_INVALID, 0, "unknown method %u.%u", m->id >> 16, m->id & 0xFFFF);
     } else if (rc == RC_INVALID) {
-        connection_fail(c, REPLY_FRAME_ERROR, m->id, "Malformed UTF-8 in shortstr");
+        connection_fail(c, REPLY_FRAME_ERROR, 0, "Malformed UTF-8 in shortstr");
     } else {
-        connection_fail(c, REPLY_FRAME_ERROR, m->id, "cannot decode arguments of %s",
-                        amqp_method_name(m->id));
+        enum { IDS_BYTES = 4 };
+        struct reader r = reader_of(payload);
+        (void)reader_span(&r, payload.len < IDS_BYTES ? payload.len : IDS_BYTES);
+        size_t len = reader_left(&r);
+        struct buf octets;
+        buf_init(&octets);
+        print_octets(&octets, reader_span(&r, len < REPLY_TEXT_BYTES ? len : REPLY_TEXT_BYTES));
+        connection_fail(c, REPLY_FRAME_ERROR, m->id, "cannot decode %.*s", (int)octets.len,
+                        (const char *)octets.ptr);
+        buf_deinit(&octets);
     }
     return false;
 }
@@ -294,13 +329,11 @@ static void frame_on_zero(struct connection *c, const struct amqp_frame *f)
         break;
     case AMQP_FRAME_HEARTBEAT:
         if (f->payload.len > 0) {
-            connection_fail(c, REPLY_FRAME_ERROR, 0, "type 8, heartbeat with a payload of %zu octets",
-                            f->payload.len);
+            fail_odd_frame(c, REPLY_FRAME_ERROR, f->type, f->payload, ": unknown_frame");
         }
         break;
     default:
-        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0,
-                        "expected method frame on channel 0, got a frame of type %u instead", f->type);
+        fail_odd_frame(c, REPLY_UNEXPECTED_FRAME, f->type, f->payload, "");
         break;
     }
 }
@@ -309,7 +342,7 @@ static void open_channel(struct connection *c, const struct amqp_frame *f)
 {
     struct amqp_method m;
     if (f->type != AMQP_FRAME_METHOD) {
-        connection_fail(c, REPLY_CHANNEL_ERROR, 0, "expected 'channel.open'");
+        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0, "expected method frame, got non method frame instead");
         return;
     }
     if (!connection_read_method(c, f->payload, &m)) {
@@ -323,7 +356,7 @@ static void open_channel(struct connection *c, const struct amqp_frame *f)
         return;
     }
     if (c->channel_max > 0 && map_count(&c->channels) >= c->channel_max) {
-        connection_fail(c, REPLY_NOT_ALLOWED, m.id,
+        connection_fail(c, REPLY_NOT_ALLOWED, 0,
                         "number of channels opened (%u) has reached the negotiated channel_max (%u)",
                         map_count(&c->channels), c->channel_max);
         return;
@@ -343,7 +376,7 @@ static void frame(struct connection *c, const struct amqp_frame *f)
     }
     if (f->type != AMQP_FRAME_METHOD && f->type != AMQP_FRAME_HEADER && f->type != AMQP_FRAME_BODY &&
         f->type != AMQP_FRAME_HEARTBEAT) {
-        connection_fail(c, REPLY_FRAME_ERROR, 0, "type %u, all octets = <<>>: unknown frame", f->type);
+        fail_odd_frame(c, REPLY_FRAME_ERROR, f->type, f->payload, ": unknown_frame");
         return;
     }
     if (f->channel == 0) {
@@ -351,12 +384,11 @@ static void frame(struct connection *c, const struct amqp_frame *f)
         return;
     }
     if (f->type == AMQP_FRAME_HEARTBEAT) {
-        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0, "heartbeat on channel %u", f->channel);
+        fail_odd_frame(c, REPLY_UNEXPECTED_FRAME, f->type, f->payload, "");
         return;
     }
     if (c->state != CONNECTION_RUNNING) {
-        connection_fail(c, REPLY_UNEXPECTED_FRAME, 0, "frame on channel %u before connection.open-ok",
-                        f->channel);
+        fail_odd_frame(c, REPLY_UNEXPECTED_FRAME, f->type, f->payload, "");
         return;
     }
     struct channel *ch = connection_channel(c, f->channel);

@@ -23,14 +23,14 @@ static void put_server_properties(const struct connection *c, struct buf *b)
 {
     const struct amqp09_config *config = &c->service->config;
     size_t capabilities = table_begin_table(b, "capabilities");
-    table_put_bool(b, "authentication_failure_close", true);
-    table_put_bool(b, "basic.nack", true);
-    table_put_bool(b, "connection.blocked", true);
-    table_put_bool(b, "consumer_cancel_notify", true);
-    table_put_bool(b, "consumer_priorities", true);
-    table_put_bool(b, "exchange_exchange_bindings", true);
-    table_put_bool(b, "per_consumer_qos", true);
     table_put_bool(b, "publisher_confirms", true);
+    table_put_bool(b, "exchange_exchange_bindings", true);
+    table_put_bool(b, "basic.nack", true);
+    table_put_bool(b, "consumer_cancel_notify", true);
+    table_put_bool(b, "connection.blocked", true);
+    table_put_bool(b, "consumer_priorities", true);
+    table_put_bool(b, "authentication_failure_close", true);
+    table_put_bool(b, "per_consumer_qos", true);
     table_end(b, capabilities);
     table_put_text(b, "cluster_name", config->cluster_name);
     table_put_text(b, "copyright", "Copyright (c) the Warren authors");
@@ -46,7 +46,7 @@ void handshake_begin(struct connection *c)
     buf_init(&properties);
     put_server_properties(c, &properties);
     const char *mechanisms =
-        c->service->config.anonymous_user ? "PLAIN AMQPLAIN ANONYMOUS" : "PLAIN AMQPLAIN";
+        c->service->config.anonymous_user ? "AMQPLAIN ANONYMOUS PLAIN" : "AMQPLAIN PLAIN";
     amqp_send_connection_start(connection_out(c), 0,
                                &(struct amqp_connection_start){.version_major = 0,
                                                                .version_minor = 9,
