@@ -313,7 +313,9 @@ void arena_turn(struct arena *a)
     for (struct list *l = a->memory.next; l != &a->memory && a->bytes > a->budget;) {
         struct chunk *c = list_entry(l, struct chunk, link);
         l = l->next;
-        if (!c->is_pinned) {
+        // What others hold in memory anyway is not worth reading from disk meanwhile.
+        const bool is_held = c->block != NULL && c->block->refs > 1;
+        if (!c->is_pinned && !is_held) {
             chunk_bury(a, c);
         }
     }
