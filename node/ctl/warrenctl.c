@@ -130,7 +130,7 @@ struct place {
 static void find(const struct options *o, struct place *p)
 {
     char host[256] = "localhost";
-    const char *env_node = getenv("RABBITMQ_NODENAME");
+    const char *env_node = getenv("WARREN_NODENAME") ? getenv("WARREN_NODENAME") : getenv("RABBITMQ_NODENAME");
     gethostname(host, sizeof(host) - 1);
     snprintf(p->name, sizeof(p->name), "warren@%s", host);
     p->node = o->node ? o->node : env_node ? env_node : p->name;
@@ -310,7 +310,9 @@ static void print_names(const char *title, json_t *names)
 static void print_cluster_status(json_t *o, struct options *options)
 {
     if (!options->is_quiet) {
-        printf("Cluster status of node %s ...\n", options->node ? options->node : "");
+        // Listeners are told by the node that was asked, under its name.
+        const char *asked = json_object_iter_key(json_object_iter(json_object_get(o, "listeners")));
+        printf("Cluster status of node %s ...\n", asked ? asked : "?");
     }
     printf("Basics\n\nCluster name: %s\nMetadata leader: %s\n\n", json_string_value(json_object_get(o, "cluster_name")),
            json_string_value(json_object_get(o, "metadata_leader")));

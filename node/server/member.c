@@ -4,13 +4,16 @@
 // A blank node looks at its list through formation_decide whenever a peer's state changes: it founds, asks a member to be
 // let in, or waits and says for whom. A member answers such requests by making a node record; whoever leads the metadata
 // group takes every recorded node in as a learner and promotes it when it has caught up, one change at a time.
+#include "node/base/crc32c.h"
 #include "node/base/log.h"
 #include "node/server/node.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 
+#define META_MEMBERS_FILE "metadata-members"
 enum {
+    META_MEMBERS_MAX = 4096,
     JOIN_RETRY_MS = 100,
     JOIN_REFUSED_MS = 2000,  // After a refusal that only an operator can cure.
     STALL_MS = 1000,          // Age of the oldest unsynced write from which the own disk counts as stalled.
@@ -74,10 +77,51 @@ static void fail_start(struct node *n, const char *what, enum rc rc)
     n->stop_requested();
 }
 
+// The members that the metadata group is started with are on disk before the identity says that we belong to it: a crash
+// in between leaves a blank node, one behind it a member that can still start. File "metadata-members".
+static enum rc meta_config_save(struct node *n)
+{
+    struct buf b = {0};
+    config_encode(&n->meta_config, &b);
+    buf_u32(&b, crc32c(0, b.ptr, b.len));
+    enum rc rc = disk_replace(n->disk, ".", META_MEMBERS_FILE, buf_span(&b));
+    buf_deinit(&b);
+    return rc;
+}
+
+// For a member whose log names no members yet. If there is no log at all, it crashed before the first record was durable:
+// it has promised nothing, and starts as it would have then. Not so if the log is damaged: nobody knows what it had promised
+// (law 2).
+static enum rc meta_config_load(struct node *n)
+{
+    if (n->is_log_suspect && !node_recovered(n, META_GROUP_ID)) {
+        return RC_CORRUPT;
+    }
+    uint8_t *bytes = NULL;
+    size_t len = 0;
+    enum rc rc = disk_read_all(n->disk, META_MEMBERS_FILE, META_MEMBERS_MAX, &bytes, &len);
+    uint32_t sum = 0;
+    if (rc == RC_OK && len > sizeof(sum)) {
+        memcpy(&sum, bytes + len - sizeof(sum), sizeof(sum));
+        len -= sizeof(sum);
+        rc = crc32c(0, bytes, len) == sum ? config_decode(span_of(bytes, len), &n->meta_config) : RC_CORRUPT;
+    }
+    free(bytes);
+    return rc == RC_OK && n->meta_config.count == 0 ? RC_CORRUPT : rc;
+}
+
 static void start_metadata(struct node *n)
 {
     struct node_worker *w = &n->workers[0];
     const struct store_group *recovered = node_recovered(n, META_GROUP_ID);
+    const bool is_known = recovered && (recovered->config.count > 0 || recovered->snapshot_config.count > 0);
+    if (n->meta_config.count == 0 && !is_known && meta_config_load(n) != RC_OK) {
+        log_critical("the log of the metadata group is lost on this node, and with it what the node had promised. On another member: `warrenctl "
+                     "forget_cluster_node %s`; then delete %s and start the node: it joins anew and is filled again",
+                     n->config.node_name, n->config.data_dir);
+        n->stop_requested();
+        return;
+    }
     enum rc rc = metastore_start(n->metastore, w->host, n->identity.replica_id, &n->meta_config, recovered, n->is_founder);
     if (rc != RC_OK) {
         fail_start(n, "cannot start the metadata group", rc);
@@ -127,14 +171,17 @@ static void found(struct node *n)
 {
     uint8_t cluster_id[CLUSTER_ID_BYTES];
     env_system_random(cluster_id, sizeof(cluster_id));
-    enum rc rc = identity_set_member(n->disk, &n->identity, cluster_id, 1, 1);
+    n->meta_config = (struct config){.count = 1, .members = {{.replica_id = 1, .node_id = 1, .is_voter = true}}};
+    enum rc rc = meta_config_save(n);
+    if (rc == RC_OK) {
+        rc = identity_set_member(n->disk, &n->identity, cluster_id, 1, 1);
+    }
     if (rc != RC_OK) {
         fail_start(n, "cannot write the identity file", rc);
         return;
     }
     log_notice("founding a new cluster '%s'", n->config.cluster_name);
     n->is_founder = true;
-    n->meta_config = (struct config){.count = 1, .members = {{.replica_id = 1, .node_id = 1, .is_voter = true}}};
     become_member(n);
 }
 
@@ -165,15 +212,18 @@ static void ask_to_join(struct node *n, const char *via)
 
 static void joined(struct node *n, const struct join_reply *r)
 {
-    enum rc rc = identity_set_member(n->disk, &n->identity, r->cluster_id, r->node_id, r->replica_id);
-    if (rc != RC_OK) {
-        fail_start(n, "cannot write the identity file", rc);
-        return;
-    }
     n->meta_config = (struct config){0};
     for (uint32_t i = 0; i < r->members_len && i < LIMIT_MEMBERS; i++) {
         n->meta_config.members[n->meta_config.count++] = (struct member){
             .replica_id = r->members[i].replica_id, .node_id = r->members[i].node_id, .is_voter = r->members[i].is_voter};
+    }
+    enum rc rc = meta_config_save(n);
+    if (rc == RC_OK) {
+        rc = identity_set_member(n->disk, &n->identity, r->cluster_id, r->node_id, r->replica_id);
+    }
+    if (rc != RC_OK) {
+        fail_start(n, "cannot write the identity file", rc);
+        return;
     }
     for (uint32_t i = 0; i < r->nodes_len; i++) {
         if (strcmp(r->nodes[i].name, n->config.node_name) != 0 &&

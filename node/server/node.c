@@ -47,6 +47,7 @@ static enum rc open_store(struct node *n, struct buf *error)
         buf_printf(error, "cannot open the log store in %s: %s", n->config.data_dir, rc_text(rc));
         return rc;
     }
+    n->is_log_suspect = n->is_store_suspect || report.is_corrupt;
     log_notice("recovered %u groups, %llu records, %llu MB of log; %llu bytes of an unsynced tail dropped%s", map_count(&n->recovered),
                (unsigned long long)report.records, (unsigned long long)(report.bytes >> 20), (unsigned long long)report.dropped_tail_bytes,
                report.is_corrupt ? "; THE LOG IS DAMAGED: the replicas touched neither vote nor acknowledge" : "");

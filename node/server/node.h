@@ -88,6 +88,7 @@ struct node {
     struct forgetting *forgetting;  // NULL: nobody is being forgotten.
     uint64_t reconcile_at_ns;
     uint64_t stepped_down_at_ns;    // Last time this node gave up leading for a stall of its own; 0: never.
+    bool is_log_suspect;            // Damage was met at recovery, or the mark of a failed disk.
     bool is_store_suspect;          // The mark of a failed disk was found (node.c).
     bool is_founding;               // The founding command is under way.
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.

@@ -43,6 +43,32 @@ def orders(c):
     return wrong
 
 
+def founding_crashes(c):
+    """Nodes killed at any moment while the cluster is being founded: one cluster comes of it, never two."""
+    wrong = []
+    for round in range(ROUNDS * 2):
+        for n in NODES: c.do("wipe", n)
+        for n in NODES: c.do("start", n)
+        end = time.monotonic() + 0.6
+        while time.monotonic() < end:
+            n = random.choice(NODES)
+            time.sleep(random.random() * 0.15)
+            c.do("kill", n); c.do("start", n)
+        try:
+            for n in NODES: c.do("await", n, 30)
+            for n in NODES: c.ctl(n, "-q", "await_online_nodes", "3", "--timeout", "20")
+        except Exception as e:
+            wrong.append(f"round {round}: {e}")
+            for n in NODES: wrong += [f"{n}: {l[:300]}" for l in c.do("logs", n).stdout.splitlines()[-4:]]
+            break
+        founded = sum(c.do("logs", n).stdout.count("founding a new cluster") for n in NODES)
+        views = {tuple(c.json(n, "cluster_status")["disk_nodes"]) for n in NODES}
+        if len(views) != 1: wrong.append(f"round {round}: {views}")
+        c.declare("n2", f"round-{round}")
+    written["count"] = 0
+    return wrong
+
+
 def boot_crashes(c):
     write(c)
     for i in range(ROUNDS):
@@ -108,9 +134,25 @@ def second_process(c):
 
 
 with Cluster(3) as c:
+    t.run("crashes while a cluster is being founded: one comes of it", founding_crashes, c)
     t.run("CR-17: all nodes stopped or killed and started in all six orders: two are enough, one waits and says so", orders, c)
     t.run("CR-08: crashes while booting lose nothing", boot_crashes, c)
     t.run("CL-17: rolling restarts without waiting lose nothing", rolling, c)
     t.run("CR-11: foreign files in the data directories are ignored", foreign, c)
     t.run("CR-20: a second process on one directory, or on a copy of it, is refused", second_process, c)
+
+
+def alone(c):
+    wrong = []
+    written["count"] = 0
+    for how in ("kill", "stop"):
+        write(c)
+        start = time.monotonic()
+        c.do(how, "n1"); c.do("start", "n1"); c.do("await", "n1")
+        if not all_there(c): wrong.append(f"after {how}: {c.json('n1', 'list_queues', 'name', 'messages')} of {written['count']}")
+    return wrong
+
+
+with Cluster(1) as c:
+    t.run("a node alone comes back with its data", alone, c)
 t.end()
