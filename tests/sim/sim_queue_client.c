@@ -164,7 +164,6 @@ static void check_delivery(struct channel *c, struct sim_consumer *k, uint32_t i
                       m->acquired_count, x->acquired, x->deliveries, x->owner ? x->owner->number : 0,
                       x->settler ? x->settler->number : 0);
     }
-    k->last = m->number;
     x->deliveries++;
     x->acquired = m->acquired_count;
     x->owner = NULL;
@@ -184,9 +183,14 @@ static void take(struct channel *c, struct sim_consumer *k, const struct queue_m
                       (unsigned long long)s->groups[c->book->slot].id, (unsigned long long)m->number);
         return;
     }
-    check_delivery(c, k, id, m);
+    if (!c->is_broken) {
+        check_delivery(c, k, id, m);
+    }
+    k->last = m->number;
     struct message *x = message_of(c->book, id);
-    if (k->is_no_ack) {
+    if (c->is_broken) {
+        // On its way when its node was declared down: the message has gone back, what this channel says of it is void.
+    } else if (k->is_no_ack) {
         x->settler = c;
     } else {
         x->owner = c;
@@ -365,8 +369,10 @@ static void settle_some(struct channel *c)
             how = (enum queue_settle)rng_below(&s->rng, 4);
         }
         struct message *m = message_of(c->book, h.message);
-        m->owner = NULL;
-        m->settler = how == QUEUE_ACK || how == QUEUE_DISCARD ? c : NULL;
+        if (m->owner == c && !c->is_broken) {
+            m->owner = NULL;
+            m->settler = how == QUEUE_ACK || how == QUEUE_DISCARD ? c : NULL;
+        }
         queue_session_settle(c->session, h.consumer, h.number, h.number, how);
     }
     c->held.len = kept * sizeof(*held);
