@@ -30,10 +30,12 @@ static const struct verb verbs[] = {
     {"list_exchanges", verb_list_exchanges, 0, 64, true},
     {"list_bindings", verb_list_bindings, 0, 64, true},
     {"list_connections", verb_list_connections, 0, 64, true},
+    {"list_channels", verb_list_channels, 0, 64, true},
     {"list_consumers", verb_list_consumers, 0, 64, true},
     {"list_users", verb_list_users, 0, 0, true},
     {"list_vhosts", verb_list_vhosts, 0, 64, true},
     {"list_permissions", verb_list_permissions, 0, 0, true},
+    {"list_user_permissions", verb_list_user_permissions, 1, 1, true},
     {"quorum_status", verb_quorum_status, 1, 1, true},
     {"transfer_leadership", verb_transfer_leadership, 2, 2, true},
     {"delete_queue", verb_delete_queue, 1, 1, true},
@@ -44,6 +46,7 @@ static const struct verb verbs[] = {
     {"delete_user", verb_delete_user, 1, 1, true},
     {"set_permissions", verb_set_permissions, 4, 4, true},
     {"local_connections", verb_local_connections, 0, 0, true},
+    {"local_channels", verb_local_channels, 0, 0, true},
     {"local_consumers", verb_local_consumers, 0, 0, true},
     {"local_member", verb_local_member, 1, 1, true},
     {"local_transfer", verb_local_transfer, 2, 2, true},
@@ -181,6 +184,15 @@ static json_t *json_value(const struct table_value *v)
         return json_real(v->f64);
     case TABLE_TABLE:
         return json_table(v->bytes);
+    case TABLE_ARRAY: {  // An object of type and value: of several of one type RabbitMQ's, too, keeps the last.
+        json_t *o = json_object();
+        struct table_reader items = array_reader_of(v->bytes);
+        struct table_value item;
+        while (table_next(&items, NULL, &item)) {
+            json_object_set_new(o, table_type_name(item.type), json_value(&item));
+        }
+        return o;
+    }
     case TABLE_TIMESTAMP:
         return json_integer((json_int_t)v->u);
     default: {
@@ -195,14 +207,14 @@ static json_t *json_value(const struct table_value *v)
 
 json_t *json_table(struct span table)
 {
-    json_t *o = json_object();
+    json_t *entries = json_array();
     struct table_reader t = table_reader_of(table);
     struct span key;
     struct table_value v;
     while (table_next(&t, &key, &v)) {
-        json_object_setn_new(o, (const char *)key.ptr, key.len, json_value(&v));
+        json_array_append_new(entries, json_pack("[o, s, o]", json_span(key), table_type_name(v.type), json_value(&v)));
     }
-    return o;
+    return entries;
 }
 
 // ---- running -----------------------------------------------------------------------------------------------------

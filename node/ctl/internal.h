@@ -51,10 +51,10 @@ typedef void verb_fn(struct ctl_request *r);
 verb_fn verb_status, verb_cluster_status, verb_ping, verb_await_startup, verb_await_online_nodes, verb_join_cluster, verb_forget_cluster_node,
     verb_stop;
 verb_fn verb_list_queues, verb_list_exchanges, verb_list_bindings, verb_list_connections, verb_list_consumers, verb_list_users,
-    verb_list_vhosts, verb_list_permissions;
+    verb_list_vhosts, verb_list_permissions, verb_list_user_permissions, verb_list_channels;
 verb_fn verb_quorum_status, verb_transfer_leadership, verb_delete_queue, verb_purge_queue;
 verb_fn verb_add_user, verb_change_password, verb_delete_user, verb_set_permissions, verb_authenticate_user;
-verb_fn verb_local_connections, verb_local_member, verb_local_transfer, verb_local_consumers;  // Asked by other nodes.
+verb_fn verb_local_connections, verb_local_channels, verb_local_member, verb_local_transfer, verb_local_consumers;  // Asked by other nodes.
 
 // Asks another node; `done` gets its answer or an {"exit": 69, "error": ...} after a time-out. Takes `request`.
 void ctl_ask(struct ctl *c, uint32_t node_id, json_t *request, uint32_t timeout_ms, ctl_done_fn *done, void *ctx);
@@ -77,4 +77,4 @@ void ctl_look(struct ctl *c, uint64_t group, uint32_t transfer_to, ctl_look_fn *
 MUST_USE enum rc ctl_socket_start(struct ctl *c);
 void ctl_socket_stop(struct ctl *c);
 json_t *json_span(struct span s);  // Non-UTF-8 bytes become base64.
-json_t *json_table(struct span table);  // AMQP arguments as an object.
+json_t *json_table(struct span table);  // AMQP arguments as an array of [key, type, value], as RabbitMQ's JSON has them.

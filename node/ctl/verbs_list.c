@@ -5,6 +5,7 @@
 #include "node/ctl/internal.h"
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { INFO_TIMEOUT_MS = 1000, INFO_WINDOW = 64, NODE_TIMEOUT_MS = 5000 };
 
@@ -36,7 +37,25 @@ struct queue_row {
 
 static const char queue_columns[] =
     "name durable auto_delete arguments policy pid owner_pid exclusive messages_ready messages_unacknowledged messages message_bytes "
-    "message_bytes_ready message_bytes_unacknowledged consumers state type leader members online vhost";
+    "message_bytes_ready message_bytes_unacknowledged consumers state type leader members online vhost operator_policy "
+    "effective_policy_definition exclusive_consumer_pid exclusive_consumer_tag messages_ready_ram messages_unacknowledged_ram messages_ram "
+    "messages_persistent message_bytes_ram message_bytes_persistent head_message_timestamp disk_reads disk_writes consumer_utilisation "
+    "consumer_capacity memory";
+
+// Columns of RabbitMQ's that say nothing of a quorum queue, there neither.
+static void put_empty_columns(json_t *o)
+{
+    static const char *const empty[] = {"operator_policy", "exclusive_consumer_pid", "exclusive_consumer_tag", "messages_ready_ram",
+                                        "messages_unacknowledged_ram", "messages_persistent", "message_bytes_persistent",
+                                        "head_message_timestamp", "disk_reads", "disk_writes", "consumer_utilisation", "consumer_capacity"};
+    for (size_t i = 0; i < sizeof(empty) / sizeof(empty[0]); i++) {
+        json_object_set_new(o, empty[i], json_string(""));
+    }
+    json_object_set_new(o, "effective_policy_definition", json_object());
+    json_object_set_new(o, "messages_ram", json_integer(0));
+    json_object_set_new(o, "message_bytes_ram", json_integer(0));
+    json_object_set_new(o, "memory", json_integer(0));
+}
 
 static void add_queue_object(void *ctx, const struct broker_queue *q)
 {
@@ -45,6 +64,7 @@ static void add_queue_object(void *ctx, const struct broker_queue *q)
                           "arguments", json_table(q->arguments), "policy", "", "exclusive", 0, "owner_pid", "", "vhost",
                           request_option(a->request, "vhost", "/"), "state", "running", "type",
                           q->type == QUEUE_QUORUM ? "quorum" : q->type == QUEUE_CLASSIC ? "classic" : "stream");
+    put_empty_columns(o);
     json_array_append_new(a->objects, o);
     a->targets = mem_realloc(a->targets, (a->count + 1) * sizeof(*a->targets));
     a->targets[a->count++] = q->target;
@@ -210,12 +230,13 @@ void verb_list_users(struct ctl_request *r)
 static void add_vhost(void *ctx, struct broker_vhost *v, struct span name)
 {
     (void)v;
-    add_row(ctx, json_pack("{s:o}", "name", json_span(name)));
+    add_row(ctx, json_pack("{s:o, s:s, s:[], s:b, s:b}", "name", json_span(name), "description",
+                           span_equal(name, span_str("/")) ? "Default virtual host" : "", "tags", "protected_from_deletion", 0, "tracing", 0));
 }
 
 void verb_list_vhosts(struct ctl_request *r)
 {
-    struct rows t = {request_columns(r, "name", "name"), NULL};
+    struct rows t = {request_columns(r, "name", "name description tags protected_from_deletion tracing"), NULL};
     if (!t.columns) {
         return;
     }
@@ -238,6 +259,41 @@ void verb_list_permissions(struct ctl_request *r)
     struct rows t = {json_pack("[s, s, s, s]", "user", "configure", "write", "read"), json_array()};
     broker_permission_each(v, add_permission, &t);
     ctl_list(r, banner_for(r, "permissions"), t.columns, t.rows);
+}
+
+struct user_permissions {
+    struct rows rows;
+    struct span user, vhost;
+};
+
+static void add_user_permission(void *ctx, struct span user, const char *const patterns[3])
+{
+    struct user_permissions *p = ctx;
+    if (span_equal(user, p->user)) {
+        add_row(&p->rows, json_pack("{s:o, s:s, s:s, s:s}", "vhost", json_span(p->vhost), "configure", patterns[0], "write", patterns[1], "read",
+                                    patterns[2]));
+    }
+}
+
+static void add_vhost_permissions(void *ctx, struct broker_vhost *v, struct span name)
+{
+    struct user_permissions *p = ctx;
+    p->vhost = name;
+    broker_permission_each(v, add_user_permission, p);
+}
+
+void verb_list_user_permissions(struct ctl_request *r)
+{
+    const char *user = request_arg(r, 0);
+    if (!broker_user_exists(r->ctl->broker, span_str(user))) {
+        ctl_error(r, EXIT_NOUSER, "User '%s' does not exist", user);
+        return;
+    }
+    struct user_permissions p = {.rows = {json_pack("[s, s, s, s]", "vhost", "configure", "write", "read"), json_array()}, .user = span_str(user)};
+    broker_vhost_each(r->ctl->broker, add_vhost_permissions, &p);
+    static char banner[300];
+    snprintf(banner, sizeof(banner), "Listing permissions for user \"%s\" ...", user);
+    ctl_list(r, banner, p.rows.columns, p.rows.rows);
 }
 
 // ---- what every node knows a part of -------------------------------------------------------------------------------
@@ -297,7 +353,8 @@ static void gather(struct ctl_request *r, json_t *columns, const char *banner, c
 }
 
 static const char connection_columns[] =
-    "pid name port host peer_port peer_host ssl state channels protocol auth_mechanism user vhost timeout frame_max channel_max client_properties "
+    "pid name port host peer_port peer_host ssl ssl_protocol ssl_key_exchange ssl_cipher ssl_hash peer_cert_subject peer_cert_issuer "
+    "peer_cert_validity state channels protocol auth_mechanism user vhost timeout frame_max channel_max client_properties "
     "recv_oct recv_cnt send_oct send_cnt send_pend connected_at node";
 
 void verb_list_connections(struct ctl_request *r)
@@ -308,24 +365,54 @@ void verb_list_connections(struct ctl_request *r)
     }
 }
 
-// Each worker adds its own connections on its own thread, one after another.
+// Each worker adds its own connections (or channels) on its own thread, one after another.
 struct local_connections {
     struct ctl_request *request;
     json_t *items;
     uint32_t worker;
+    bool is_of_channels;
 };
+
+static void print_pid(char *to, size_t size, const struct local_connections *l, uint64_t id)
+{
+    snprintf(to, size, "<%s.%u.%llu>", l->request->ctl->config.node_name, l->worker, (unsigned long long)id);
+}
+
+static void add_channel(void *ctx, const struct amqp09_channel_info *i)
+{
+    struct local_connections *l = ctx;
+    char connection[300], pid[320], name[400];
+    print_pid(connection, sizeof(connection), l, i->connection_id);
+    snprintf(pid, sizeof(pid), "%.*s.%u>", (int)strlen(connection) - 1, connection, i->number);
+    snprintf(name, sizeof(name), "%.*s (%u)", (int)i->connection_name.len, (const char *)i->connection_name.ptr, i->number);
+    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o, s:b, s:b, s:s}", "pid", pid, "connection", connection, "name", name, "number",
+                          (json_int_t)i->number, "user", json_span(i->user), "vhost", json_span(i->vhost), "transactional", i->is_transactional,
+                          "confirm", i->is_confirm, "node", l->request->ctl->config.node_name);
+    json_object_set_new(o, "consumer_count", json_integer(i->consumer_count));
+    json_object_set_new(o, "messages_unacknowledged", json_integer((json_int_t)i->messages_unacknowledged));
+    json_object_set_new(o, "messages_uncommitted", json_integer((json_int_t)i->messages_uncommitted));
+    json_object_set_new(o, "acks_uncommitted", json_integer((json_int_t)i->acks_uncommitted));
+    json_object_set_new(o, "messages_unconfirmed", json_integer((json_int_t)i->messages_unconfirmed));
+    json_object_set_new(o, "prefetch_count", json_integer(i->prefetch_count));
+    json_array_append_new(l->items, o);
+}
 
 static void add_connection(void *ctx, const struct amqp09_connection_info *i)
 {
     struct local_connections *l = ctx;
     char pid[300];
-    snprintf(pid, sizeof(pid), "<%s.%u.%llu>", l->request->ctl->config.node_name, l->worker, (unsigned long long)i->id);
+    print_pid(pid, sizeof(pid), l, i->id);
     json_t *o = json_pack("{s:s, s:o, s:I, s:o, s:I, s:o, s:b, s:s, s:I, s:s, s:o, s:o, s:o, s:I, s:I, s:I}", "pid", pid, "name", json_span(i->name),
                           "port", (json_int_t)i->port, "host", json_span(i->host), "peer_port", (json_int_t)i->peer_port, "peer_host",
                           json_span(i->peer_host), "ssl", 0, "state", i->state, "channels", (json_int_t)i->channels, "protocol", i->protocol,
                           "auth_mechanism", json_span(i->auth_mechanism), "user", json_span(i->user), "vhost", json_span(i->vhost), "timeout",
                           (json_int_t)i->timeout, "frame_max", (json_int_t)i->frame_max, "channel_max", (json_int_t)i->channel_max);
     json_object_set_new(o, "client_properties", json_table(i->client_properties));
+    static const char *const of_tls[] = {"ssl_protocol",      "ssl_key_exchange", "ssl_cipher",        "ssl_hash",
+                                         "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity"};
+    for (size_t n = 0; n < sizeof(of_tls) / sizeof(of_tls[0]); n++) {
+        json_object_set_new(o, of_tls[n], json_string(""));
+    }
     json_object_set_new(o, "recv_oct", json_integer((json_int_t)i->recv_oct));
     json_object_set_new(o, "recv_cnt", json_integer((json_int_t)i->recv_cnt));
     json_object_set_new(o, "send_oct", json_integer((json_int_t)i->send_oct));
@@ -348,7 +435,9 @@ static void local_connections_step(void *arg)
     struct local_connections *l = arg;
     struct ctl *c = l->request->ctl;
     struct amqp09 *amqp = c->config.amqp(c->config.ctx, l->worker);
-    if (amqp) {
+    if (amqp && l->is_of_channels) {
+        amqp09_channels_each(amqp, add_channel, l);
+    } else if (amqp) {
         amqp09_connections_each(amqp, add_connection, l);
     }
     l->worker++;
@@ -364,6 +453,23 @@ void verb_local_connections(struct ctl_request *r)
     struct local_connections *l = mem_zalloc(sizeof(*l));
     *l = (struct local_connections){.request = r, .items = json_array()};
     local_connections_step(l);
+}
+
+void verb_local_channels(struct ctl_request *r)
+{
+    struct local_connections *l = mem_zalloc(sizeof(*l));
+    *l = (struct local_connections){.request = r, .items = json_array(), .is_of_channels = true};
+    local_connections_step(l);
+}
+
+void verb_list_channels(struct ctl_request *r)
+{
+    json_t *columns = request_columns(r, "pid user consumer_count messages_unacknowledged",
+                                      "pid connection name number user vhost transactional confirm consumer_count messages_unacknowledged "
+                                      "messages_uncommitted acks_uncommitted messages_unconfirmed prefetch_count node");
+    if (columns) {
+        gather(r, columns, "Listing channels ...", "local_channels");
+    }
 }
 
 void verb_list_consumers(struct ctl_request *r)
@@ -386,9 +492,13 @@ struct consumers {
 static void add_consumer(void *ctx, const struct queue_consumer_info *i)
 {
     struct consumers *s = ctx;
-    json_array_append_new(s->items, json_pack("{s:o, s:o, s:o, s:b, s:I, s:b, s:{}}", "queue_name", json_span(s->queue), "channel_pid", json_span(i->channel),
+    json_t *arguments = json_array();  // The queue keeps the one it needs.
+    if (i->priority != 0) {
+        json_array_append_new(arguments, json_pack("[s, s, I]", "x-priority", "signedint", (json_int_t)i->priority));
+    }
+    json_array_append_new(s->items, json_pack("{s:o, s:o, s:o, s:b, s:I, s:b, s:o}", "queue_name", json_span(s->queue), "channel_pid", json_span(i->channel),
                                               "consumer_tag", json_span(i->tag), "ack_required", !i->is_no_ack, "prefetch_count",
-                                              (json_int_t)i->prefetch, "active", i->is_active, "arguments"));
+                                              (json_int_t)i->prefetch, "active", i->is_active, "arguments", arguments));
 }
 
 static void add_queue_consumers(void *ctx, const struct broker_queue *q)
