@@ -16,6 +16,11 @@ else
 endif
 
 
+# Each kept fault must be found: tests/sim/faults. make sim-faults [FAULTS="name..."]
+sim-faults: deps $(B)/sim
+	tests/sim/sim_faults --build $(B) $(FAULTS)
+test-programs: $(B)/sim
+
 # ---- load ----------------------------------------------------------------------------------------------------
 $(eval $(call archive_rule,tests/tools))
 LOAD_LIBS := $(B)/lib/tests-tools.a $(foreach d,proto/amqp09 node/base,$(B)/lib/$(subst /,-,$(d)).a)
