@@ -115,17 +115,24 @@ static void exchange_declare_again(struct op *op)
 {
     struct broker_vhost *v = op_vhost(op);
     struct exchange *x = v ? vhost_exchange(v, op->name) : NULL;
+    enum exchange_type type;
+    if (!op->is_passive && !exchange_type_parse(op->type, &type)) {
+        op_refuse(op, RC_UNSUPPORTED, 406, "%s exchange type '%.*s'", op->type.len > 0 ? "unknown" : "invalid", SPAN_ARGS(op->type));
+        return;
+    }
+    if (op->name.len == 0) {
+        op_refuse(op, RC_DENIED, 403, "operation not permitted on the default exchange");
+        return;
+    }
     if (op->is_passive) {
+        if (!op_allowed_to_look(op, "exchange", op->name)) {
+            return;
+        }
         if (x) {
             op_ok(op);
         } else if (!op_fence_first(op)) {
             op_refuse(op, RC_NOT_FOUND, 404, "no exchange '%.*s' in vhost '%s'", SPAN_ARGS(op->name), op->vhost);
         }
-        return;
-    }
-    enum exchange_type type;
-    if (!exchange_type_parse(op->type, &type)) {
-        op_refuse(op, RC_UNSUPPORTED, 406, "%s exchange type '%.*s'", op->type.len > 0 ? "unknown" : "invalid", SPAN_ARGS(op->type));
         return;
     }
     if (!op_allowed(op, ACCESS_CONFIGURE, "exchange", op->name)) {
@@ -167,10 +174,6 @@ void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct sp
     op->is_auto_delete = d->is_auto_delete;
     op->is_internal = d->is_internal;
     op->again = exchange_declare_again;
-    if (op->name.len == 0) {
-        op_refuse(op, RC_DENIED, 403, "operation not permitted on the default exchange");
-        return;
-    }
     exchange_declare_again(op);
 }
 
@@ -356,12 +359,14 @@ void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, con
     op->to_queue = d->to_queue;
     op->is_unbind = d->is_unbind;
     op->again = bind_again;
+    if (!op_allowed(op, ACCESS_WRITE, op->to_queue ? "queue" : "exchange", op->destination)) {
+        return;
+    }
     if (op->source.len == 0 || (!op->to_queue && op->destination.len == 0)) {
         op_refuse(op, RC_DENIED, 403, "operation not permitted on the default exchange");
         return;
     }
-    if (op_allowed(op, ACCESS_WRITE, op->to_queue ? "queue" : "exchange", op->destination) &&
-        op_allowed(op, ACCESS_READ, "exchange", op->source)) {
+    if (op_allowed(op, ACCESS_READ, "exchange", op->source)) {
         bind_again(op);
     }
 }

@@ -145,3 +145,11 @@ bool op_allowed(struct op *op, enum broker_access access, const char *kind, stru
               SPAN_ARGS(checked), op->vhost, SPAN_ARGS(op->user));
     return false;
 }
+
+bool op_allowed_to_look(struct op *op, const char *kind, struct span name)
+{
+    struct broker_vhost *v = op_vhost(op);
+    bool is_allowed = v && op->user.len > 0 &&
+                      (broker_allowed(op->broker, op->user, v, ACCESS_WRITE, name) || broker_allowed(op->broker, op->user, v, ACCESS_READ, name));
+    return is_allowed || op_allowed(op, ACCESS_CONFIGURE, kind, name);
+}

@@ -37,6 +37,8 @@ MUST_USE bool op_allowed(struct op *op, enum broker_access access, const char *k
 #define SPAN_ARGS(s) (int)((s).len < 255 ? (s).len : 255), (const char *)((s).ptr ? (s).ptr : (const uint8_t *)"")
 
 // exchange_ops.c
+// True if the user has any permission on it: enough for a passive declaration.
+bool op_allowed_to_look(struct op *op, const char *kind, struct span name);
 // True if `key` differs in value or presence; `text` gets "received X but current is Y".
 bool argument_differs(struct span received, struct span current, const char *key, struct buf *text);
 // op_ok, after auto-delete exchanges that have lost their last binding as a source are gone, one after the other: each

@@ -330,11 +330,18 @@ static void queue_declare_again(struct op *op)
         return;
     }
     if (op->is_passive) {
+        if (!op_allowed_to_look(op, "queue", op->name)) {
+            return;
+        }
         if (q) {
             op_ok(op);
         } else if (!op_fence_first(op)) {
             op_refuse(op, RC_NOT_FOUND, 404, "no queue '%.*s' in vhost '%s'", SPAN_ARGS(op->name), op->vhost);
         }
+        return;
+    }
+    if (!q && span_starts_with(op->name, "amq.")) {
+        op_refuse(op, RC_DENIED, 403, "queue name '%.*s' contains reserved prefix 'amq.*'", SPAN_ARGS(op->name));
         return;
     }
     if (!op_allowed(op, ACCESS_CONFIGURE, "queue", op->name)) {
@@ -348,10 +355,6 @@ static void queue_declare_again(struct op *op)
     }
     enum queue_type type;
     if (!resolve_type(op, v, &type) || !check_type(op, type) || !check_arguments(op)) {
-        return;
-    }
-    if (span_starts_with(op->name, "amq.")) {
-        op_refuse(op, RC_DENIED, 403, "queue name '%.*s' contains reserved prefix 'amq.*'", SPAN_ARGS(op->name));
         return;
     }
     queue_create_submit(op);

@@ -2,18 +2,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the protocol scenarios against Warren and against a real RabbitMQ and prints what differs.
 
-  diff_rabbitmq.py [--warren PORT] [--peer PORT] [--store] [--only WORD] [--show]
+  diff_rabbitmq.py [--warren PORT] [--warren-ctl COMMAND] [--peer PORT] [--peer-ctl COMMAND] [--store] [--only WORD] [--show]
 
 Both must be running: deploy/local-cluster up, and the peer on 5701. --store writes the peer's transcripts to
 tests/clients/expected/, which test_protocol.py compares Warren with. It is not part of `make test`: that has no peer.
 """
-import argparse, difflib, os, sys
+import argparse, difflib, os, shlex, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from protocol import EXPECTED, run_all
 
 a = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 a.add_argument("--warren", type=int, default=5672)
 a.add_argument("--peer", type=int, default=5701)
+a.add_argument("--warren-ctl", default="deploy/local-cluster ctl n1 -q", help="command before the verb")
+a.add_argument("--peer-ctl", default="rabbitmqctl -q")
 a.add_argument("--store", action="store_true")
 a.add_argument("--only", default="")
 a.add_argument("--show", action="store_true", help="print the peer's transcript too")
@@ -26,8 +28,12 @@ def stored(name):
         return f.read().splitlines()
 
 
-ours = run_all(o.warren, o.only) if o.warren else {}
-theirs = {n: stored(n) for n in ours} if o.stored else run_all(o.peer, o.only)
+def ctl(command):
+    return lambda *words: subprocess.run([*shlex.split(command), *words], check=True, capture_output=True, stdin=subprocess.DEVNULL)
+
+
+ours = run_all(o.warren, ctl(o.warren_ctl), o.only) if o.warren else {}
+theirs = {n: stored(n) for n in ours} if o.stored else run_all(o.peer, ctl(o.peer_ctl), o.only)
 for name, lines in theirs.items():
     if o.store:
         os.makedirs(EXPECTED, exist_ok=True)

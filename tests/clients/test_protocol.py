@@ -20,6 +20,6 @@ def compare(name, lines):
 
 
 with Cluster(3) as c:
-    for name, lines in run_all(c.port("n1")).items():
+    for name, lines in run_all(c.port("n1"), lambda *words: c.ctl("n1", "-q", *words)).items():
         t.run(f"answers of RabbitMQ: {name.replace('_', ' ')}", compare, name, lines)
 t.end()

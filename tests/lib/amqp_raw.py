@@ -159,7 +159,7 @@ class Coder:
     def show(self, b):
         s = b.decode("utf-8", "backslashreplace") if isinstance(b, bytes) else b
         s = re.sub(r"\n +", "", s)  # RabbitMQ breaks long terms into lines.
-        s = s.replace(self.mark, "~")
+        s = s.replace(self.mark, "~") if self.mark else s
         s = re.sub(r"amq\.ctag-[-\w]{22}", "amq.ctag-*", s)
         s = re.sub(r"amq\.gen-[-\w]{22}", "amq.gen-*", s)
         return repr(s)
@@ -423,8 +423,8 @@ class Connection:
 
 
 class Broker:
-    def __init__(self, port, mark):
-        self.port, self.coder, self.lines, self.open = port, Coder(mark), [], []
+    def __init__(self, port, mark, ctl=None):
+        self.port, self.coder, self.lines, self.open, self.ctl = port, Coder(mark), [], [], ctl
 
     def connect(self, **more):
         c = Connection(self, **more)

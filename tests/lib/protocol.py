@@ -9,8 +9,8 @@ EXPECTED = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__
 AT_ONCE = 8
 
 
-def run(fn, port):
-    b = Broker(port, "".join(random.choice("bcdfghjkmnpqrtvwxz") for _ in range(6)))
+def run(fn, port, ctl):
+    b = Broker(port, "".join(random.choice("bcdfghjkmnpqrtvwxz") for _ in range(6)), ctl)
     try:
         fn(b)
     except Exception:
@@ -20,8 +20,8 @@ def run(fn, port):
     return [l for line in b.lines for l in line.split("\n") if l]
 
 
-def run_all(port, only=""):
-    """Name of each scenario to its transcript's lines."""
+def run_all(port, ctl, only=""):
+    """`ctl(verb, ...)` runs the broker's command-line tool. Name of each scenario to its transcript's lines."""
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        runs = {fn.__name__: pool.submit(run, fn, port) for fn in SCENARIOS if only in fn.__name__}
+        runs = {fn.__name__: pool.submit(run, fn, port, ctl) for fn in SCENARIOS if only in fn.__name__}
         return {name: r.result() for name, r in runs.items()}
