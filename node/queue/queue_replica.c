@@ -596,12 +596,14 @@ static void effect_gone(struct queue_server_consumer *c)
     consumer_free(c);
 }
 
-// What an earlier attachment had proposed may be applied under this one, which began with less.
+// What an earlier attachment had proposed may be applied under this one, which began with less. The session is looked up:
+// when the effect of its last command is looked at it is gone already (effects come after the state).
 static void applied_is_accepted(struct queue_server *v)
 {
-    for (int i = 0; i < QUEUE_STREAMS; i++) {
-        if (v->accepted[i] < v->fsm->seq[i]) {
-            v->accepted[i] = v->fsm->seq[i];
+    const struct queue_fsm_session *s = queue_fsm_session_find(&v->replica->fsm, v->id);
+    for (int i = 0; s && i < QUEUE_STREAMS; i++) {
+        if (v->accepted[i] < s->seq[i]) {
+            v->accepted[i] = s->seq[i];
         }
     }
 }
