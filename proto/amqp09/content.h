@@ -68,7 +68,8 @@ bool content_find_user_id(struct span raw, struct span *user_id);
 // Appends raw properties with `headers` in place of the header table; an empty one removes the property.
 void content_put_with_headers(struct buf *b, struct span raw, struct span headers);
 
-// True if the table's keys ascend strictly: sorting and de-duplicating would not change it.
+// True if the table's keys ascend strictly and no letter is an alias: writing it sorted would not change it. The table
+// must have been checked.
 bool content_headers_are_sorted(struct span headers);
 
 // Appends the header frame alone.

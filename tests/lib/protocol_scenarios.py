@@ -550,7 +550,7 @@ def header_tables(b):
     t("upper and lower case", {"b": 1, "B": 2, "a": 3, "A": 4, "_": 5, "1": 6, "aa": 7, "": 8})
     t("twice", [("a", 1), ("a", 2), ("b", 3), ("a", 4)])
     t("twice, not sorted", [("b", 1), ("a", 2), ("b", 3)])
-    t("all letters", [("k" + chr(97 + i), v) for i, v in enumerate((("t", True), ("t", False), ("b", -5), ("B", 250), ("s", -300), ("u", 65535), ("I", -70000), ("i", 4294967295), ("l", -(1 << 63)), ("f", 1.5), ("d", -2.25), ("D", (2, 314)), ("S", "text"), ("S", b"\xff\xfe"), ("x", b"\0\1"), ("T", 1700000000), ("V", None), ("F", {}), ("A", [])))])
+    t("all letters", [("k" + chr(97 + i), v) for i, v in enumerate((("t", True), ("t", False), ("b", -5), ("B", 250), ("s", -300), ("u", 65535), ("I", -70000), ("i", 4294967295), ("l", -(1 << 63)), ("L", 7), ("f", 1.5), ("d", -2.25), ("D", (2, 314)), ("S", "text"), ("S", b"\xff\xfe"), ("x", b"\0\1"), ("T", 1700000000), ("V", None), ("F", {}), ("A", [])))])
     t("decimal above 2^31", {"a": ("D", (255, 4294967295))})
     t("nested, not sorted", {"t": {"z": 1, "a": {"y": 1, "b": 2}}, "l": [3, {"z": 1, "a": 2}, [1, "x"], None]})
     t("bool of 2", {"a": ("t", True), "b": ("b", 2)})
@@ -1085,3 +1085,178 @@ def permissions(b):
     m("its own user id", ("publish", dict(exchange="w-x~", routing_key="k", props={"user_id": "u~"})))
     m("arguments are wrong and it may not", ("queue.declare", dict(queue="none~", durable=True, arguments={"x-queue-type": "quorum", "x-max-length": -1})))
     b.ctl("delete_user", user)
+
+
+# ---- time, and several of everything ---------------------------------------------------------------
+
+@scenario
+def heartbeats(b):
+    b.note("a silent client is dropped, without a close")
+    c = b.login(heartbeat=1)
+    c.recv(timeout=6)
+    b.note("one that sends heartbeats stays")
+    c = b.login(heartbeat=1)
+    for _ in range(8):
+        c.push(c.frame(8, 0, b""))
+        time.sleep(0.5)
+    c.hush(lambda: c.call(1, "basic.qos"))
+    b.note("open" if c.is_open else "closed")
+    b.note("the server's own come while nothing else does")
+    c = b.login(heartbeat=1)
+    beats, end = 0, time.monotonic() + 2
+    while time.monotonic() < end:
+        f = c.read_frame(end)
+        beats += f is not None and f[0] == 8
+    b.note("yes" if beats in (2, 3, 4) else f"{beats} in 2 s")
+
+
+@scenario
+def recover_with_consumers(b):
+    c = b.login(channels=2)
+    c.declare("q~")
+    c.fill("q~", b"a", b"b", b"c")
+    c.call(1, "basic.qos", prefetch_count=2)
+    c.call(1, "basic.consume", queue="q~", consumer_tag="c")
+    c.recv(), c.recv()
+    c.send(1, "basic.recover", requeue=True)
+    got = [c.hush(c.recv) for _ in range(3)]
+    b.note("recover-ok " + ("and " if any(m.name == "basic.recover-ok" for m in got) else "is missing; ") +
+           " ".join(sorted(f"{m.body.decode()}:{int(m.redelivered)}" for m in got if m.name == "basic.deliver")))
+    c.silence(0.3)
+    b.note("an old tag is unknown")
+    c.send(1, "basic.ack", delivery_tag=1)
+    c.until("channel.close")
+
+
+@scenario
+def settling_on_the_wrong_channel(b):
+    c = b.login(channels=2)
+    c.declare("q~")
+    c.fill("q~", b"a")
+    c.call(1, "basic.get", queue="q~")
+    c.send(2, "basic.ack", delivery_tag=1)
+    c.until("channel.close")
+    b.note("and of a delivery that wanted none")
+    c.fill("q~", b"b")
+    c.call(1, "basic.get", queue="q~", no_ack=True)
+    c.send(1, "basic.ack", delivery_tag=2)
+    c.until("channel.close")
+
+
+@scenario
+def several_queues(b):
+    """One message to three queues, of which one is full: one nack; deliveries of two queues share tags."""
+    c = b.login()
+    for q in "ab": c.declare(f"{q}~")
+    c.declare("full~", x_max_length=1, x_overflow="reject-publish")
+    c.fill("full~", b"1", b"2", b"3")
+    c.hush(lambda: [c.call(1, "queue.bind", queue=f"{q}~", exchange="amq.direct", routing_key="all~") for q in ("a", "b", "full")])
+    c.call(1, "confirm.select")
+    c.publish("amq.direct", "all~", b"m", mandatory=True)
+    c.until("basic.ack", "basic.nack")
+    c.publish("", "a~", b"n")
+    c.until("basic.ack", "basic.nack")
+    for q in ("a", "b", "a", "b"): c.call(1, "basic.get", queue=f"{q}~")
+    b.note("a multiple ack goes over queues")
+    c.send(1, "basic.ack", delivery_tag=2, multiple=True)
+    c.send(1, "basic.nack", delivery_tag=3, multiple=True, requeue=True)
+    time.sleep(0.25)
+    for q in ("a", "b"): c.call(1, "queue.declare", queue=f"{q}~", passive=True)
+    for q in ("a", "b"): c.call(1, "queue.delete", queue=f"{q}~")
+
+
+@scenario
+def limits_and_what_is_out(b):
+    c = b.login()
+    c.declare("q~", x_max_length=2)
+    c.fill("q~", b"1", b"2")
+    c.call(1, "basic.get", queue="q~")
+    c.fill("q~", b"3", b"4")
+    time.sleep(0.2)
+    c.call(1, "basic.get", queue="q~"), c.call(1, "basic.get", queue="q~"), c.call(1, "basic.get", queue="q~")
+    b.note("coming back to a full queue")
+    c.declare("r~", x_max_length=2)
+    c.fill("r~", b"1", b"2")
+    c.call(1, "basic.get", queue="r~")
+    c.fill("r~", b"3", b"4")
+    c.send(1, "basic.nack", delivery_tag=4, requeue=True)
+    time.sleep(0.3)
+    for _ in range(4): c.call(1, "basic.get", queue="r~", no_ack=True)
+    b.note("0 holds nothing")
+    c.declare("zero~", x_max_length=0)
+    c.fill("zero~", b"1")
+    time.sleep(0.2)
+    c.call(1, "basic.get", queue="zero~")
+
+
+@scenario
+def declare_over_and_over(b):
+    c = b.login()
+    for _ in range(3):
+        c.declare("q~")
+        c.fill("q~", b"m")
+        c.call(1, "basic.consume", queue="q~", consumer_tag="c", no_ack=True)
+        c.recv()
+        c.call(1, "queue.delete", queue="q~")
+        c.silence(0.1)
+        c.call(1, "basic.cancel", consumer_tag="c")
+
+
+@scenario
+def default_delivery_limit(b):
+    c = b.login()
+    c.declare("q~")
+    c.fill("q~", b"m")
+    c.call(1, "basic.consume", queue="q~", consumer_tag="c")
+    count = 0
+    def run():
+        nonlocal count
+        while True:
+            m = c.recv(timeout=3, is_silence_fine=True)
+            if m is None: return
+            count += 1
+            c.send(1, "basic.reject", delivery_tag=m.delivery_tag, requeue=True)
+    c.hush(run)
+    b.note(f"{count} deliveries")
+
+
+@scenario
+def header_of_several_kilobytes(b):
+    c = b.login()
+    c.declare("q~")
+    c.hush(lambda: c.call(1, "confirm.select"))
+    c.publish("", "q~", b"m", {"headers": {"b": "x" * 20000, "a": [{"k": ["y" * 1000]}] * 5}})
+    c.b.lines.pop()
+    c.until("basic.ack")
+    m = c.hush(lambda: c.call(1, "basic.get", queue="q~", no_ack=True))
+    b.note(f"{len(m.props)} octets of properties")
+    b.note("a header larger than frame_max")
+    d = b.login(frame_max=8192)
+    d.send(1, "basic.publish", routing_key="q~")
+    d.raw(d.frame(2, 1, struct.pack(">HHQ", 60, 0, 0) + d.coder.properties({"headers": {"a": "x" * 9000}})), "9000 octets")
+    d.recv()
+    b.note("32 tables in each other")
+    nested = {}
+    for _ in range(32): nested = {"t": nested}
+    c.hush(lambda: c.publish("", "q~", b"m", {"headers": nested}))
+    c.until("basic.ack")
+    m = c.hush(lambda: c.call(1, "basic.get", queue="q~", no_ack=True))
+    b.note(f"{len(m.props)} octets of properties")
+
+
+@scenario
+def confirms_of_deleted_queues(b):
+    c = b.login(channels=2)
+    c.declare("q~")
+    c.call(1, "confirm.select")
+    c.publish("", "q~", b"1")
+    c.until("basic.ack")
+    c.call(2, "queue.delete", queue="q~")
+    c.publish("", "q~", b"2")
+    c.until("basic.ack")
+    c.publish("", "q~", b"3", mandatory=True)
+    c.until("basic.ack")
+    c.declare("q~")
+    c.publish("", "q~", b"4")
+    c.until("basic.ack")
+    c.call(1, "basic.get", queue="q~", no_ack=True)
