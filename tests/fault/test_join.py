@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """join_cluster, forget_cluster_node and orderly stops (operator-plane §4.5; RabbitMQ 4.3's behaviour and exit codes).
 
 Nodes without a list found clusters of their own; they have ports of their own, so this runs beside a local cluster.
