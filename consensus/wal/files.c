@@ -135,8 +135,9 @@ void wal_retire(struct wal *w, uint64_t seq)
             assert(w->file == NULL || seq != w->seq);  // The current file is never retired.
             f->is_retired = true;
         }
+        f->is_retired = f->is_retired || (f->is_empty && f->seq < seq);
     }
-    // In order of age only: a hole in the middle must be recognisable as damage.
+    // In order of age, and none before the checkpoint covers it: a hole anywhere must be recognisable as damage.
     while (!list_is_empty(&w->files)) {
         struct wal_file *f = list_entry(w->files.next, struct wal_file, link);
         if (!f->is_retired) {

@@ -21,6 +21,7 @@ struct wal_file {
     uint64_t seq;
     uint64_t bytes;    // Preallocated size.
     bool is_retired;   // wal_retire was called; leaves once it is the oldest.
+    bool is_empty;     // Found without records: retired with the next younger one.
 };
 
 // The batch being composed and written. iov[0] is the file header (used only when a file is begun), iov[1] the batch

@@ -36,7 +36,7 @@ struct scan_file {
     bool is_header_ok;
     bool is_chained;          // Part of the log.
     bool has_gap_before;      // The file it continues is missing.
-    bool is_empty;            // Nothing but marks: there is nobody who would ever retire it.
+    bool is_empty;            // Nothing but marks: nobody knows of it who would retire it.
     struct wal_header_disk header;
 };
 
@@ -171,7 +171,7 @@ static void chain_find(struct recovery *r)
         while (i > 0 && r->files[i - 1].seq > f->header.prev_seq) {
             i--;
         }
-        f->has_gap_before = i > 0 && r->files[i - 1].seq != f->header.prev_seq;
+        f->has_gap_before = i == 0 || r->files[i - 1].seq != f->header.prev_seq;
     }
 }
 
@@ -503,10 +503,25 @@ static void drop_behind(struct recovery *r, uint32_t i)
     }
 }
 
+// No file is there although one must be: a checkpoint follows a closed file, which had a successor, and a log is never
+// without a current file. The new file continues one that does not exist, so that every later start sees it too.
+static void lost_whole(struct recovery *r)
+{
+    struct wal *w = r->w;
+    r->report->is_corrupt = true;
+    r->report->corrupt_groups_known = false;
+    w->seq = max_u64(w->seq, r->first_seq);
+    w->prev_seq = r->first_seq;
+    log_critical("wal: the log is gone (no file from %016" PRIx64 " on): what was acknowledged may be missing", r->first_seq);
+}
+
 // Reads and replays the chain; makes the new file.
 static enum rc chain_replay(struct recovery *r)
 {
     struct scan_file *last = NULL;
+    if (r->files_count == 0 && (r->config->must_exist || r->first_seq > 1)) {
+        lost_whole(r);
+    }
     for (uint32_t i = 0; i < r->files_count; i++) {
         struct scan_file *f = &r->files[i];
         if (!f->is_chained) {
@@ -632,14 +647,13 @@ static enum rc recover(struct recovery *r)
     w->files_count = 0;
     for (uint32_t i = 0; i < all_count; i++) {
         if (i >= old && all[i].is_chained) {
-            wal_file_add(w, all[i].seq, all[i].bytes)->is_retired = all[i].is_empty;
+            wal_file_add(w, all[i].seq, all[i].bytes)->is_empty = all[i].is_empty;
         } else {
             wal_file_discard(w, all[i].seq, all[i].bytes);
         }
     }
     list_add_tail(&w->files, &current->link);
     w->files_count++;
-    wal_retire(w, 0);  // No file has this number: only those that are empty already leave.
     return RC_OK;
 }
 

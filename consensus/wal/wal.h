@@ -38,6 +38,7 @@ struct wal_config {
     uint64_t file_bytes;     // LIMIT_WAL_FILE_BYTES
     uint32_t align;          // Batches are padded to this (4096; 8 = none).
     uint64_t random;         // Seed for salts.
+    bool must_exist;         // There has been a log here: without any file everything is lost, not new (law 2).
     // A file was closed (full); it may be retired. Driver's thread.
     void (*on_file_closed)(void *ctx, uint64_t file_seq);
     // A submission is durable or failed. Driver's thread.
@@ -66,7 +67,7 @@ struct wal_report {
 // removed), and makes the log ready for writing. Files with unknown names are left alone (CR-11).
 // on_corrupt_group is called (with replay_ctx) before anything behind the damaged record is replayed: later records of
 // that group leave a hole. Files met here are not announced by on_file_closed: whoever keeps the records retires them
-// (those without records retire by themselves). A new file is begun and synced in any case.
+// (those without records leave with the next younger one). A new file is begun and synced in any case.
 // RC_IO, RC_NO_SPACE, RC_CONFLICT (another cluster's log), RC_UNSUPPORTED (a later version), what replay returned.
 // Damage is told in the report, not as an error.
 MUST_USE enum rc wal_open(const struct wal_config *config, uint64_t first_seq, wal_replay_fn *replay, void *replay_ctx,
@@ -81,7 +82,8 @@ MUST_USE enum rc wal_write(struct wal *w);  // pwritev + fdatasync of the compos
 void wal_complete(struct wal *w, enum rc rc);
 // Writes an empty mark batch if the last batch is not yet vouched for by a later one (§7.7): call when idle.
 MUST_USE bool wal_compose_mark(struct wal *w);
-// Everything that counts in file `seq` lives elsewhere now (durably): the file goes to the pool or is removed.
+// Everything that counts in file `seq` lives elsewhere now: the file goes to the pool or is removed. That opening is to
+// begin behind it (first_seq) is durable already, else the next start takes the file for lost.
 void wal_retire(struct wal *w, uint64_t seq);
 
 uint64_t wal_current_seq(const struct wal *w);

@@ -87,8 +87,9 @@ START_TEST(files_with_nothing_but_marks_do_not_hold_up_the_others)
     assert_seen(&fx, 1, 2);
     char path[64];
     path_of(1, path);
-    ck_assert(!sim_disk_exists(fx.disk, path));
+    ck_assert(sim_disk_exists(fx.disk, path));  // A log that does not begin where it should is damaged.
     wal_retire(fx.wal, fx.seen[0].file_seq);
+    ck_assert(!sim_disk_exists(fx.disk, path));
     path_of(fx.seen[0].file_seq, path);
     ck_assert(!sim_disk_exists(fx.disk, path));
 }
@@ -323,6 +324,63 @@ START_TEST(a_file_missing_from_the_middle_is_damage)
     ck_assert(fx.report.is_corrupt);
     ck_assert(!fx.report.corrupt_groups_known);
     assert_seen(&fx, 1, last_of_two);
+}
+END_TEST
+
+static void remove_file(uint64_t seq)
+{
+    char path[64];
+    path_of(seq, path);
+    struct disk *d = sim_disk_base(fx.disk);
+    ck_assert_int_eq(d->unlink(d, path), RC_OK);
+}
+
+// What no checkpoint covers must be there: votes and entries of its groups were promised.
+START_TEST(the_oldest_file_missing_is_damage_at_every_start)
+{
+    write_many(60, 700);
+    close_wal(&fx);
+    remove_file(1);
+    for (int start = 0; start < 3; start++) {
+        open_wal(&fx);
+        ck_assert(fx.report.is_corrupt);
+        ck_assert(!fx.report.corrupt_groups_known);
+        close_wal(&fx);
+    }
+    // Once a checkpoint covers what is missing nobody misses it.
+    ck_assert_int_eq(try_open(&fx, 2), RC_OK);
+    ck_assert(!fx.report.is_corrupt);
+}
+END_TEST
+
+START_TEST(a_directory_without_a_file_is_a_lost_log_where_there_was_one_and_stays_that)
+{
+    write_many(5, 100);
+    close_wal(&fx);
+    remove_file(1);
+    fx.config.must_exist = true;
+    for (int start = 0; start < 3; start++) {
+        open_wal(&fx);
+        ck_assert(fx.report.is_corrupt);
+        ck_assert(!fx.report.corrupt_groups_known);
+        ck_assert_uint_eq(fx.seen_count, 0);
+        write_one(&fx, 1, 100, 10);
+        close_wal(&fx);
+    }
+}
+END_TEST
+
+START_TEST(without_the_file_behind_the_checkpoint_the_log_is_lost)
+{
+    write_many(60, 700);
+    uint64_t last = wal_current_seq(fx.wal);
+    close_wal(&fx);
+    for (int start = 0; start < 2; start++) {
+        ck_assert_int_eq(try_open(&fx, last + 1), RC_OK);
+        ck_assert(fx.report.is_corrupt);
+        ck_assert(!fx.report.corrupt_groups_known);
+        close_wal(&fx);
+    }
 }
 END_TEST
 
@@ -601,8 +659,12 @@ static void matrix_run(struct matrix *m)
                     m->base = fx.seen[i].index;
                 }
             }
-            // A checkpoint that comes later than the retirement is as good; it only replays more.
-            m->first_seq = rng_below(&m->rng, 2) == 0 ? seq + 1 : m->first_seq;
+            // The checkpoint comes first; the file may leave much later, or in the start after this.
+            m->first_seq = seq + 1;
+            if (rng_below(&m->rng, 2) == 0) {
+                fx.closed_count--;
+                continue;
+            }
             wal_retire(fx.wal, seq);
             fx.closed_count--;
         }
@@ -693,6 +755,9 @@ int main(void)
     tcase_add_test(t, a_damaged_batch_header_leaves_no_group_above_suspicion);
     tcase_add_test(t, a_later_file_proves_that_the_end_of_an_earlier_one_was_synced);
     tcase_add_test(t, a_file_missing_from_the_middle_is_damage);
+    tcase_add_test(t, the_oldest_file_missing_is_damage_at_every_start);
+    tcase_add_test(t, a_directory_without_a_file_is_a_lost_log_where_there_was_one_and_stays_that);
+    tcase_add_test(t, without_the_file_behind_the_checkpoint_the_log_is_lost);
     tcase_add_test(t, a_lost_file_header_is_damage);
     tcase_add_test(t, a_tail_torn_in_several_files_is_cut_at_its_first_bad_batch);
     tcase_add_test(t, perfect_batches_of_an_earlier_use_of_the_file_are_not_replayed);
