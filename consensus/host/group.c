@@ -318,9 +318,12 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     list_init(&g->by_leader);
     list_init(&g->news);
     list_init(&g->reads);
-    g->log = spec->recovered ? spec->recovered->log : store_glog_find(h->store, spec->group);
+    g->log = spec->recovered ? spec->recovered->log : NULL;
     if (g->log == NULL) {
-        g->log = store_glog_create(h->store, spec->group);
+        g->log = store_glog_find(h->store, spec->group);
+    }
+    if (g->log == NULL) {
+        g->log = start.is_amnesiac ? store_glog_create_lost(h->store, spec->group) : store_glog_create(h->store, spec->group);
     }
     g->replica = ops->create(&start);
     keep_applied_config(g, spec, &start);

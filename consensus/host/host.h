@@ -44,7 +44,8 @@ struct group_spec {
     const char *engine;          // Name in the registry.
     uint64_t replica_id;         // Ours.
     struct config initial;       // Of a brand-new group; ignored if the log knows a later one.
-    const struct store_group *recovered;  // NULL for a brand-new group. Read during the call only.
+    const struct store_group *recovered;  // NULL for a brand-new group. Read during the call only. Without a log, and
+                                          // amnesiac: what there was is lost.
     const struct fsm_ops *fsm;
     void *fsm_ctx;
     bool campaign_at_once;       // Brand-new group: this member is the one that starts.

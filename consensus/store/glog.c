@@ -67,6 +67,13 @@ struct glog *store_glog_create(struct store_worker *w, uint64_t group)
     return glog_create(w, group);
 }
 
+struct glog *store_glog_create_lost(struct store_worker *w, uint64_t group)
+{
+    struct glog *g = glog_create(w, group);
+    g->is_amnesiac = true;
+    return g;
+}
+
 struct glog *store_glog_find(struct store_worker *w, uint64_t group)
 {
     return map_get(&w->groups, group);

@@ -849,6 +849,7 @@ static enum rc open_wal(struct recovery *r, struct wal_report *report_out)
         .file_bytes = c->wal_file_bytes,
         .align = c->wal_align,
         .random = c->random,
+        .must_exist = c->must_exist,
         .on_file_closed = c->on_wal_file_closed,
         .on_done = c->on_wal_done,
         .ctx = c->wal_ctx,

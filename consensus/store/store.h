@@ -28,6 +28,7 @@ struct store_config {
     uint32_t wal_align;
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
+    bool must_exist;           // There has been a store here before: see wal_config.
     // Handed on to the WAL (wal_config.on_file_closed, on_done), for drivers without wal_thread. May be NULL with it.
     void (*on_wal_file_closed)(void *ctx, uint64_t file_seq);
     void (*on_wal_done)(void *ctx, struct wal_submission *s);
@@ -98,6 +99,8 @@ uint64_t store_worker_unsynced_bytes(const struct store_worker *w);
 
 struct glog *store_glog_create(struct store_worker *w, uint64_t group);  // For a brand-new group.
 struct glog *store_glog_find(struct store_worker *w, uint64_t group);
+// The log of a replica whose past on this node is lost as a whole: empty, and amnesiac at later starts too (law 2).
+struct glog *store_glog_create_lost(struct store_worker *w, uint64_t group);
 void glog_delete(struct glog *g);  // Writes a tombstone; frees the log; its data is dead.
 
 struct glog_part {

@@ -39,6 +39,7 @@ static enum rc open_store(struct node *n, struct buf *error)
         .wal_file_bytes = n->config.wal_file_bytes,
         .wal_align = n->config.wal_align,
         .random = seed,
+        .must_exist = !identity_is_blank(&n->identity),
     };
     memcpy(c.cluster_id, n->identity.cluster_id, sizeof(c.cluster_id));
     struct wal_report report;
@@ -48,6 +49,7 @@ static enum rc open_store(struct node *n, struct buf *error)
         return rc;
     }
     n->is_log_suspect = n->is_store_suspect || report.is_corrupt;
+    n->is_memory_lost = n->is_store_suspect || (report.is_corrupt && !report.corrupt_groups_known);
     log_notice("recovered %u groups, %llu records, %llu MB of log; %llu bytes of an unsynced tail dropped%s", map_count(&n->recovered),
                (unsigned long long)report.records, (unsigned long long)(report.bytes >> 20), (unsigned long long)report.dropped_tail_bytes,
                report.is_corrupt ? "; THE LOG IS DAMAGED: the replicas touched neither vote nor acknowledge" : "");

@@ -46,6 +46,7 @@ struct node_worker {
     bool is_fencing;
     _Atomic uint64_t shared_turns;  // Loop turns, for the beat (relaxed).
     struct drain drain;             // Of an orderly stop.
+    struct store_group lost;        // What node_memory says of a replica that lost everything.
 };
 
 // A copy of what recovery found, kept until the group is taken over.
@@ -89,6 +90,7 @@ struct node {
     uint64_t reconcile_at_ns;
     uint64_t stepped_down_at_ns;    // Last time this node gave up leading for a stall of its own; 0: never.
     bool is_log_suspect;            // Damage was met at recovery, or the mark of a failed disk.
+    bool is_memory_lost;            // It concerns every replica, also those of which nothing was found.
     bool is_store_suspect;          // The mark of a failed disk was found (node.c).
     bool is_founding;               // The founding command is under way.
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.

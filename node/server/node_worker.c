@@ -28,6 +28,22 @@ const struct store_group *node_recovered(void *ctx, uint64_t group)
     return r ? &r->group : NULL;
 }
 
+// What a replica that a queue's record names has here. In a store that is damaged as a whole, nothing may mean that all is
+// lost: what was recorded before the projection was proven fresh may have promised something (law 2). Queues that are made
+// later begin like everywhere.
+static const struct store_group *node_memory(void *ctx, uint64_t group)
+{
+    struct node *n = ctx;
+    struct node_worker *w = &n->workers[node_worker_of(n, group)];
+    const struct store_group *found = node_recovered(n, group);
+    if (found || !n->is_memory_lost || atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed)) {
+        return found;
+    }
+    log_warning("group %llu: nothing is left of this node's replica in a damaged store: it neither votes nor acknowledges", (unsigned long long)group);
+    w->lost = (struct store_group){.group = group, .is_amnesiac = true};
+    return &w->lost;
+}
+
 static struct queue_service *peer_service(void *ctx, uint32_t worker)
 {
     struct node *n = ctx;
@@ -137,7 +153,7 @@ void node_worker_attach(struct node_worker *w)
         .quorum_initial_size = n->config.quorum_initial_size,
         .worker_of = node_worker_of,
         .post = node_post,
-        .recovered = node_recovered,
+        .recovered = node_memory,
         .node_changed = member_node_changed,
         .ctx = n,
     };

@@ -106,8 +106,45 @@ def log_of_one(c):
     return wrong
 
 
+def log_gone(c):
+    """The log directory of the founding node is empty: what it had promised is lost. It must not begin anew."""
+    c.do("down"); c.do("up", 3)
+    fill(c)
+    c.declare("n1", "gone")
+    p = Publisher(c, "n1", "gone", limit=100, size=100); p.start()
+    assert until(lambda: len(p.confirmed) == 100, 20)
+    p.stop()
+    c.do("kill", "n1")
+    for f in glob.glob(f"{root}/n1/wal/*"): os.remove(f)
+    wrong = []
+    for start in ("first", "second"):
+        c.do("start", "n1")
+        try:
+            c.do("await", "n1", 3)
+            served = len(c.json("n1", "list_queues", "name"))
+            if served != 21: wrong.append(f"{start} start: n1 takes connections and knows {served} of 21 queues")
+        except Exception:  # Refusing is right.
+            pass
+        if start == "first": c.do("kill", "n1")
+    log = c.do("logs", "n1").stdout.split("starting node")[-1]
+    print("# n1 says: " + next((l for l in log.splitlines() if "lost" in l or "gone" in l), "nothing of a loss")[:220])
+    if "was deleted while this node was away" in c.do("logs", "n1").stdout: wrong.append("n1 took queues for deleted")
+    c.do("kill", "n3")
+    q = Publisher(c, "n2", "gone", start=100, limit=110); q.start()
+    time.sleep(3)
+    if q.confirmed: wrong.append(f"{len(q.confirmed)} confirmed with the help of a node that lost its log")
+    c.do("start", "n3"); c.do("await", "n3")
+    if not until(lambda: len(q.confirmed) == 10, 20): wrong.append(f"{len(q.confirmed)} of 10 confirmed after n3 is back")
+    consumer = Consumer(c, "n2", "gone"); consumer.start()
+    if not consumer.wait_for(range(110), 20): wrong.append(f"{len(set(n for _, n, _ in consumer.got))} of 110 arrived")
+    wrong += check_deliveries(consumer.got, range(110), 110)
+    q.stop(); consumer.stop()
+    return wrong
+
+
 with Cluster(3) as c:
     t.run("CR-05: damaged metadata of one node is fetched again, nothing is deleted", metadata_of_one, c)
     t.run("CR-05: with two damaged of three nobody guesses", metadata_of_two, c)
     t.run("a damaged log takes part in no majority, and nothing confirmed is lost", log_of_one, c)
+    t.run("a node whose log directory is empty does not begin anew", log_gone, c)
 t.end()

@@ -675,6 +675,66 @@ START_TEST(a_damaged_checkpoint_makes_every_group_amnesiac)
 }
 END_TEST
 
+static void remove_wal_file(void *ctx, const char *name)
+{
+    struct disk *d = ctx;
+    char path[64];
+    snprintf(path, sizeof(path), "wal/%s", name);
+    ck_assert_int_eq(d->unlink(d, path), RC_OK);
+}
+
+START_TEST(an_emptied_log_directory_makes_every_group_amnesiac_at_every_start)
+{
+    write_hard_state(&fx, 1, 7, 11);
+    append_many(&fx, 1, 1, 100, 3);
+    roll_file(&fx);
+    write_hard_state(&fx, 1, 8, 12);  // The vote that would be forgotten.
+    settle(&fx);
+    fixture_close(&fx);
+    struct disk *d = sim_disk_base(fx.disk);
+    ck_assert_int_eq(d->list(d, "wal", remove_wal_file, d), RC_OK);
+    for (int start = 0; start < 3; start++) {
+        fixture_open(&fx);
+        ck_assert(fx.report.is_corrupt);
+        ck_assert_uint_eq(fx.found[1].group, 1);
+        ck_assert(fx.found[1].is_amnesiac);
+        fixture_close(&fx);
+    }
+    fixture_open(&fx);
+}
+END_TEST
+
+START_TEST(a_lost_checkpoint_is_noticed_by_the_logs_first_file)
+{
+    append_many(&fx, 1, 1, 100, 3);
+    roll_file(&fx);
+    append(&fx, 1, 1, 10);
+    settle(&fx);
+    fixture_close(&fx);
+    char path[64];
+    snprintf(path, sizeof(path), "seg/groups-%016llx", (unsigned long long)fx.retired[fx.retired_count - 1]);
+    struct disk *d = sim_disk_base(fx.disk);
+    ck_assert_int_eq(d->unlink(d, path), RC_OK);
+    fixture_open(&fx);
+    ck_assert(fx.report.is_corrupt);
+    ck_assert(!fx.report.corrupt_groups_known);
+    ck_assert(fx.found[1].group == 0 || fx.found[1].is_amnesiac);
+}
+END_TEST
+
+START_TEST(a_replica_of_which_nothing_was_left_stays_amnesiac)
+{
+    ck_assert_ptr_nonnull(store_glog_create_lost(worker_of(&fx, 2), 2));
+    roll_file(&fx);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    fixture_open(&fx);
+    ck_assert(!fx.report.is_corrupt);
+    ck_assert_uint_eq(fx.found[2].group, 2);
+    ck_assert(fx.found[2].is_amnesiac);
+}
+END_TEST
+
 START_TEST(a_full_disk_delays_retirement_and_loses_nothing)
 {
     fx.models[1].snapshots_refused = true;
@@ -851,6 +911,9 @@ int main(void)
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
     tcase_add_test(t, damage_in_a_segment_makes_amnesiac_those_who_need_it_and_no_one_else);
     tcase_add_test(t, a_damaged_checkpoint_makes_every_group_amnesiac);
+    tcase_add_test(t, an_emptied_log_directory_makes_every_group_amnesiac_at_every_start);
+    tcase_add_test(t, a_lost_checkpoint_is_noticed_by_the_logs_first_file);
+    tcase_add_test(t, a_replica_of_which_nothing_was_left_stays_amnesiac);
     tcase_add_test(t, a_full_disk_delays_retirement_and_loses_nothing);
     tcase_add_test(t, a_read_under_way_holds_the_wal_file_it_refers_to);
     tcase_add_test(t, every_worker_must_be_through_with_a_file_before_it_goes);
