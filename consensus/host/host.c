@@ -480,6 +480,12 @@ static bool hook_snapshot_begin(void *ctx, uint64_t group, struct store_snapshot
     return g && host_snapshot_begin(g, out);
 }
 
+static uint64_t hook_applied(void *ctx, uint64_t group)
+{
+    struct group *g = host_group_find(ctx, group);
+    return g != NULL ? g->handed : UINT64_MAX;
+}
+
 static void hook_snapshot_taken(void *ctx, uint64_t group, uint64_t index, uint64_t term)
 {
     struct group *g = host_group_find(ctx, group);
@@ -521,6 +527,7 @@ struct host *host_create(const struct host_config *config)
         .submit = hook_submit,
         .snapshot_begin = hook_snapshot_begin,
         .snapshot_taken = hook_snapshot_taken,
+        .applied = hook_applied,
         .wal_retired = hook_wal_retired,
         .ctx = h,
     };

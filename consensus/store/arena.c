@@ -307,16 +307,30 @@ const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *o
     return p;
 }
 
-void arena_turn(struct arena *a)
+void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
 {
     graves_clear(a);
     for (struct list *l = a->memory.next; l != &a->memory && a->bytes > a->budget;) {
         struct chunk *c = list_entry(l, struct chunk, link);
         l = l->next;
-        // What others hold in memory anyway is not worth reading from disk meanwhile.
-        const bool is_held = c->block != NULL && c->block->refs > 1;
-        if (!c->is_pinned && !is_held) {
+        if (c->is_pinned) {
+            continue;
+        }
+        // What others hold in memory anyway, or is about to be applied, is not worth reading from disk meanwhile.
+        const bool is_held = c->block != NULL && (c->block->refs > 1 || keep(ctx, c->mem));
+        if (!is_held) {
             chunk_bury(a, c);
         }
     }
+}
+
+bool arena_keeps_file(const struct arena *a, uint64_t file_seq, arena_keep_fn *keep, void *ctx)
+{
+    for (const struct list *l = a->memory.next; l != &a->memory; l = l->next) {
+        const struct chunk *c = list_entry((struct list *)(uintptr_t)l, struct chunk, link);
+        if (c->block != NULL && c->pieces_count > 0 && c->pieces[0].file_seq == file_seq && keep(ctx, c->mem)) {
+            return true;
+        }
+    }
+    return false;
 }

@@ -114,8 +114,12 @@ const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *o
 // A range came back from the WAL.
 void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t file_seq,
                          uint64_t file_offset);
+// Is the large record at `record` still to be applied? Then it is not worth reading from disk again in a moment.
+typedef bool arena_keep_fn(void *ctx, const uint8_t *record);
 // End of a turn: frees what was given back in the turn before, gives back what is over budget.
-void arena_turn(struct arena *a);
+void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx);
+// Does a large record that `keep` wants lie in WAL file `file_seq`?
+bool arena_keeps_file(const struct arena *a, uint64_t file_seq, arena_keep_fn *keep, void *ctx);
 static inline bool arena_is_over_budget(const struct arena *a)
 {
     return a->pinned_bytes >= a->budget;

@@ -103,6 +103,9 @@ static inline uint64_t glog_window_ref(const struct glog *g, uint64_t index)
     assert(index - g->window_first < g->window_count);
     return g->refs[(g->refs_head + (uint32_t)(index - g->window_first)) & (g->refs_cap - 1)];
 }
+// An arena_keep_fn over a store_worker: the group's machine has not been given this record yet.
+bool store_worker_keeps(void *ctx, const uint8_t *record);
+
 enum glog_where { WHERE_NOWHERE, WHERE_CHUNK, WHERE_RUN };
 // Where `index` is: *ref or *run is set.
 enum glog_where glog_find(const struct glog *g, uint64_t index, uint64_t *ref, const struct run **run);
@@ -148,6 +151,12 @@ struct closed_file {
     struct list link;
     uint64_t seq;
     uint64_t after;  // Plan once this submission has come back: then it is known what lies in the file.
+};
+
+enum {
+    // Large records not yet applied may take the memtable above its budget by this much (a group without a majority applies
+    // nothing). They hold up the retirement of their WAL file only while no later file waits.
+    KEPT_BYTES_MAX = 256 << 20,
 };
 
 // Owner thread: the worker's, but for `cold` (jobs).

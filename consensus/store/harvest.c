@@ -741,7 +741,9 @@ void harvest_pump(struct store_worker *w)
     }
     struct closed_file *f =
         list_is_empty(&w->closed) ? NULL : list_entry(w->closed.next, struct closed_file, link);
-    if (f != NULL && f->after <= w->completed) {
+    // A large record that is about to be applied is not sent to a segment under its reader's hands.
+    const bool waits = f != NULL && w->closed.prev == &f->link && arena_keeps_file(&w->arena, f->seq, store_worker_keeps, w);
+    if (f != NULL && f->after <= w->completed && !waits) {
         harvest_start(w, f->seq);
     } else if (map_count(&w->snapshot_wanted) > 0) {
         harvest_start(w, 0);

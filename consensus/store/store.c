@@ -192,13 +192,22 @@ static void submit(struct store_worker *w, struct list *notes)
     w->hooks.submit(w->hooks.ctx, &s->base);
 }
 
+bool store_worker_keeps(void *ctx, const uint8_t *record)
+{
+    const struct store_worker *w = ctx;
+    struct record_disk r;
+    memcpy(&r, record, sizeof(r));
+    return w->hooks.applied != NULL && record_has_index(r.kind) && w->arena.bytes < w->arena.budget + KEPT_BYTES_MAX &&
+           r.index > w->hooks.applied(w->hooks.ctx, r.group);
+}
+
 void store_worker_flush(struct store_worker *w, struct list *notes)
 {
     assert(w->exec != NULL);  // Bound.
     if (w->arena.pending_count > 0 || (notes != NULL && !list_is_empty(notes))) {
         submit(w, notes);
     }
-    arena_turn(&w->arena);
+    arena_turn(&w->arena, store_worker_keeps, w);
     if (!w->has_failed) {
         harvest_pump(w);
         if (!list_is_empty(&w->doomed)) {

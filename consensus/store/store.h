@@ -72,6 +72,9 @@ struct store_hooks {
     bool (*snapshot_begin)(void *ctx, uint64_t group, struct store_snapshot_source *out);
     // The group's snapshot at index/term is durable and published; the dense log now starts behind it.
     void (*snapshot_taken)(void *ctx, uint64_t group, uint64_t index, uint64_t term);
+    // Up to where the group's machine has been given its entries: a large record behind it stays in memory (bounded). NULL:
+    // not known, nothing is kept for it.
+    uint64_t (*applied)(void *ctx, uint64_t group);
     // Everything of WAL file `seq` that counts lives in sealed segments now. Called once by the last worker.
     void (*wal_retired)(void *ctx, uint64_t seq);
     void *ctx;
