@@ -116,6 +116,10 @@ sanitized: deps
 
 -include tests/tests.mk
 
+# House rules that need no compiler: includes, the injected world, licences, READMEs.
+tidy:
+	@tests/tidy/test_tidy
+
 clean:
 	rm -rf $(B)
 format:

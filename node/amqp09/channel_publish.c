@@ -109,7 +109,7 @@ void channel_publish_header(struct channel *ch, struct span payload)
         return;
     }
     if (h.weight != 0) {
-        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH, 
+        channel_fail(ch, REPLY_UNEXPECTED_FRAME, PUBLISH,
                      "expected content header for class 60, got non content header frame instead");
         return;
     }
