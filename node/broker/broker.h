@@ -83,6 +83,8 @@ void broker_binding_each(struct broker_vhost *v, void (*each)(void *ctx, const s
 // Rises with every change of the projection: a session may cache a route or permission with it.
 uint64_t broker_version(const struct broker *b);
 bool broker_is_loaded(const struct broker *b);  // The metastore's content is here: listeners may open.
+// The record of a queue could not be read, or its replica here not started: a group that no queue names may be that one's.
+bool broker_has_unread(const struct broker *b);
 
 // The nodes of the cluster.
 struct broker_node {

@@ -86,6 +86,7 @@ struct broker {
     uint64_t version;
     uint64_t generation;  // Raised by each reset.
     bool is_loaded, is_closing;
+    bool has_unread;  // broker_has_unread.
     uint64_t route_number;
     const struct broker_queue **route;  // Result of the last broker_route.
     uint32_t route_count, route_cap;

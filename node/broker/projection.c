@@ -312,6 +312,7 @@ static void start_replica(struct broker *b, struct queue *q, bool is_new)
         if (rc != RC_OK) {
             log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len,
                       (const char *)q->pub.name.ptr, (unsigned long long)t->group, rc_text(rc));
+            b->has_unread = true;
         }
     }
 }
@@ -387,6 +388,7 @@ static void on_queue(struct broker_vhost *v, struct span name, const struct meta
     list_init(&q->incoming);
     if (!decode_queue(c, q)) {
         log_error("the record of queue '%.*s' does not decode; the queue is left alone", (int)name.len, (const char *)name.ptr);
+        b->has_unread = true;
         queue_free(q);
         return;
     }
@@ -801,6 +803,11 @@ void broker_permission_each(struct broker_vhost *v, void (*each)(void *ctx, stru
 uint64_t broker_version(const struct broker *b)
 {
     return b->version;
+}
+
+bool broker_has_unread(const struct broker *b)
+{
+    return b->has_unread;
 }
 
 bool broker_is_loaded(const struct broker *b)

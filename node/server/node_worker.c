@@ -166,14 +166,21 @@ void node_worker_attach(struct node_worker *w)
 // ---- opening -----------------------------------------------------------------------------------------------------
 
 // Groups found on disk that no queue record names were deleted while this node was away: known from the store as a
-// majority proved it, never from absence alone (law 3). Their ids are never given again.
+// majority proved it, never from absence alone (law 3). A record that this program cannot read (a later version's, say) may
+// name any of them: then all stay. Their ids are never given again.
 static void drop_deleted_groups(struct node_worker *w)
 {
     struct node *n = w->node;
     uint32_t pos = 0;
     uint64_t id;
+    const bool is_kept = broker_has_unread(w->broker);
     for (struct recovered *r; (r = map_next(&n->recovered, &pos, &id, NULL));) {
-        if (id != META_GROUP_ID && node_worker_of(n, id) == w->number && !host_group_find(w->host, id)) {
+        if (id == META_GROUP_ID || node_worker_of(n, id) != w->number || host_group_find(w->host, id)) {
+            continue;
+        }
+        if (is_kept) {
+            log_warning("group %llu belongs to no queue that this node knows; its data stays, for not every record could be read", (unsigned long long)id);
+        } else {
             log_notice("group %llu was deleted while this node was away: its data goes", (unsigned long long)id);
             glog_delete(r->group.log);
         }

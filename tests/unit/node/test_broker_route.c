@@ -81,11 +81,11 @@ static void exchange(const char *name, const char *type, const char *alternate)
     buf_deinit(&payload);
 }
 
-static void queue(const char *name)
+static void queue_of_type(const char *name, const char *type)
 {
     uint32_t nodes[] = {1, 2, 3};
     Warren__QueueRecord r = WARREN__QUEUE_RECORD__INIT;
-    r.type = "quorum";
+    r.type = (char *)(uintptr_t)type;
     r.durable = true;
     r.member_nodes = nodes;
     r.n_member_nodes = 3;
@@ -94,6 +94,11 @@ static void queue(const char *name)
     warren__queue_record__pack(&r, buf_extend(&payload, warren__queue_record__get_packed_size(&r)));
     tell(path_queue(span_str("/"), span_str(name)), buf_span(&payload), false);
     buf_deinit(&payload);
+}
+
+static void queue(const char *name)
+{
+    queue_of_type(name, "quorum");
 }
 
 static void bind_args(const char *source, const char *kind, const char *destination, const char *key, struct span args, bool is_deleted)
@@ -326,6 +331,18 @@ START_TEST(a_queue_made_anew_under_its_name_is_another_queue)
 }
 END_TEST
 
+// Whoever finds data of a group without a queue must not take the queue for deleted then (law 3).
+START_TEST(a_queue_record_of_a_later_version_is_remembered_as_unread)
+{
+    queue("known");
+    ck_assert(!broker_has_unread(b));
+    queue_of_type("later", "a-type-to-come");
+    ck_assert(broker_has_unread(b));
+    ck_assert_uint_eq(replicas_started, 1);
+    ck_assert_uint_eq(replicas_deleted, 0);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("broker_route");
@@ -341,6 +358,7 @@ int main(void)
     tcase_add_test(t, bindings_and_destinations_may_come_and_go_in_either_order);
     tcase_add_test(t, after_a_reset_what_is_not_told_again_goes_and_the_rest_stays_undisturbed);
     tcase_add_test(t, a_queue_made_anew_under_its_name_is_another_queue);
+    tcase_add_test(t, a_queue_record_of_a_later_version_is_remembered_as_unread);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);
