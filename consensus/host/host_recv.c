@@ -217,7 +217,7 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
         r->index = a->prev_index;
     }
     if (r->group != a->group || r->from != a->from || r->term != a->term || r->index != a->prev_index ||
-        r->bytes.len != w->offset || f->raw.len > a->bytes - w->offset) {
+        r->bytes.len != w->offset || w->offset > a->bytes || f->raw.len > a->bytes - w->offset) {
         assembly_drop(in);  // Pieces of something that was broken off.
         return;
     }

@@ -72,6 +72,7 @@ void raft_advance(struct replica *r)
         }
         disks[at] = disk;
     }
+    assert(count > 0);  // No configuration is without a voter.
     // The (n/2)-th largest of n, counted from 0, is on a majority: of 3 the second, of 4 and 5 the third.
     uint64_t majority = disks[count / 2];
     if (majority > r->commit && majority >= r->lead->term_first) {

@@ -147,6 +147,7 @@ static uint64_t confirmed_round(const struct replica *r)
         }
         rounds[at] = round;
     }
+    assert(count > 0);  // No configuration is without a voter.
     return rounds[count / 2];
 }
 
