@@ -324,6 +324,7 @@ void host_read_applied(struct group *g, uint64_t applied);
 void host_read_expire(struct group *g);
 uint64_t host_read_deadline(const struct group *g);
 void host_read_answer(struct host *h);
+void host_read_shutdown(struct host *h);  // The same with RC_SHUTDOWN: at the end of the host.
 
 // host_liveness.c
 void host_liveness_verdict(struct host *h, struct peer *p, enum node_verdict verdict, uint64_t incarnation);

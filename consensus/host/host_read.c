@@ -96,6 +96,15 @@ uint64_t host_read_deadline(const struct group *g)
     return due;
 }
 
+// The host goes: what was proven and not told yet can no longer be relied on, the groups are gone.
+void host_read_shutdown(struct host *h)
+{
+    list_each(l, &h->reads_done) {
+        list_entry(l, struct read, link)->rc = RC_SHUTDOWN;
+    }
+    host_read_answer(h);
+}
+
 void host_read_answer(struct host *h)
 {
     struct list now;
