@@ -134,11 +134,39 @@ static bool is_drained(struct sim *s, struct book *b)
     return true;
 }
 
+// Who holds messages and does not settle them: what the two sides think.
+static void tell_holders(struct sim *s, const struct queue_replica *r)
+{
+    list_each (l, &r->fsm.busy->consumers) {
+        const struct queue_fsm_consumer *c = list_entry(l, struct queue_fsm_consumer, in_queue);
+        if (c->held == 0) {
+            continue;
+        }
+        const struct queue_session_id id = c->session->id;
+        const struct queue_server_consumer *at = c->user;
+        const struct queue_session *q = map_get(&sim_parts(&s->nodes[id.node - 1])->queues->sessions, id.counter);
+        const struct queue_client_consumer *k = q ? map_get(&q->consumers, c->id) : NULL;
+        sim_log(s, "  consumer %u of session %llu of node %u (%llu) holds %u up to %llu, cancelled %d; server %d cursor %llu sent %llu",
+                c->id, (unsigned long long)id.counter, id.node, (unsigned long long)id.incarnation, c->held,
+                (unsigned long long)c->next_number - 1, c->is_cancelled, at != NULL, at ? (unsigned long long)at->cursor : 0,
+                at ? (unsigned long long)(at->sent - at->taken) : 0);
+        const struct channel *o = q ? q->ctx : NULL;
+        sim_log(s, "  channel %u: ended %d broken %d, holds %u", o ? o->number : 0, o ? o->is_ended : 0, o ? o->is_broken : 0,
+                o ? (unsigned)(o->held.len / sizeof(struct held)) : 0);
+        sim_log(s, "  client: state %d closing %d, consumer %d, last %llu, ready %d, cancelling %d, pending %u",
+                q ? (int)q->state : -1, q ? q->is_closing : 0, k != NULL, k ? (unsigned long long)k->last : 0, k ? k->is_ready : 0,
+                k ? k->is_cancelling : 0, q ? q->pending[1].count : 0);
+    }
+}
+
 static void tell_drained(struct sim *s, const struct book *b)
 {
     const struct queue_replica *r = leader_of(s, b->slot);
     sim_log(s, "queue %llu: leader %d, ready %llu, unacked %llu", (unsigned long long)s->groups[b->slot].id, r != NULL,
             r ? (unsigned long long)r->fsm.ready_count : 0, r ? (unsigned long long)r->fsm.unacked_count : 0);
+    if (r && r->fsm.busy) {
+        tell_holders(s, r);
+    }
 }
 
 // Nothing is left in the queue, but a confirmed message was never taken: it is lost. (Waiting would not bring it.)

@@ -309,8 +309,21 @@ static void node_declared_down(struct sim *s, uint32_t slot, uint32_t node, uint
     struct queue_state *x = queue_state(s);
     for (uint32_t i = 0; i < x->channels_count; i++) {
         struct channel *c = x->channels[i];
-        if (c->book->slot == slot && c->node->id == node && c->incarnation <= incarnation) {
+        if (c->book->slot == slot && c->node->id == node && c->incarnation <= incarnation && c->is_open) {
             c->is_broken = true;
+        }
+    }
+}
+
+// One that was ended before it knew that it was open gets another number and begins anew.
+static void session_opened(struct sim *s, uint32_t slot, struct queue_session_id id)
+{
+    struct queue_state *x = queue_state(s);
+    for (uint32_t i = 0; i < x->channels_count; i++) {
+        struct channel *c = x->channels[i];
+        if (c->book->slot == slot && c->session && queue_session_id_equal(c->session->id, id)) {
+            c->is_open = true;
+            c->is_broken = c->is_broken && c->session->was_open;
         }
     }
 }
@@ -340,6 +353,8 @@ void sim_queue_committed(struct sim *s, uint32_t slot, const struct entry *e)
             x->index = e->index;
             x->term = e->term;
         }
+    } else if (c.fixed.kind == QUEUE_COMMAND_OPEN) {
+        session_opened(s, slot, c.session);
     } else if (c.fixed.kind == QUEUE_COMMAND_NODE_DOWN) {
         sim_log(s, "queue %llu: node %u (incarnation %llu) is declared down", (unsigned long long)e->group, c.node_down.node,
                 (unsigned long long)c.node_down.incarnation);
