@@ -45,8 +45,7 @@ struct peer *host_peer(struct host *h, uint32_t node)
     if (p == NULL) {
         p = mem_zalloc(sizeof(*p));
         p->node = node;
-        p->slot = map_count(&h->peer_map);
-        assert(p->slot < HOST_PEERS);
+        p->slot = map_count(&h->peer_map) % HOST_FEED_SLOTS;  // Ids are never reused: over the years there are many.
         p->verdict = NODE_DEAD;
         list_add_tail(&h->peers, &p->link);
         list_init(&p->blocked);

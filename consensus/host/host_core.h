@@ -21,7 +21,7 @@ enum {
     HOST_FRAGMENTS = 4,               // Fragments to one peer without echo: small frames pass in between.
     HOST_WALK_BATCH = 256,            // Groups told of a node's liveness per turn (P15).
     HOST_HANDLERS = 16,
-    HOST_PEERS = 64,                  // Nodes of a cluster.
+    HOST_FEED_SLOTS = 64,             // Bits of group.feeding; with more peers several share one.
     HOST_SNAPSHOT_PIECE = 512 << 10,
     HOST_SNAPSHOT_SENDS = 8,          // Transfers at a time; the others wait for the next retry.
     HOST_SNAPSHOT_MIN_BYTES = 16 << 20,
@@ -148,7 +148,7 @@ enum walk_kind { WALK_NONE, WALK_DOWN, WALK_UP, WALK_RESET };
 
 struct peer {
     uint32_t node;
-    uint32_t slot;     // 0.. in order of first mention; bit of group.feeding.
+    uint32_t slot;     // Bit of group.feeding; peers may share one, then they are fed by turns.
     struct list link;  // host.peers, in that order.
     enum node_verdict verdict;
     bool is_known;     // A verdict was given.

@@ -393,6 +393,25 @@ START_TEST(a_follower_far_behind_is_fed_from_disk_or_snapshot)
 }
 END_TEST
 
+// Node ids are never used again, so in a cluster whose nodes come and go the numbers of nodes known grow.
+START_TEST(nodes_that_came_and_went_cost_a_host_nothing_but_a_name)
+{
+    start();
+    crash(3);
+    const struct net_upcalls *u = host_net_upcalls(s->nodes[0].host);
+    for (uint32_t id = 1000; id < 1300; id++) {
+        u->node_state(u->ctx, id, NODE_DEAD, 1);
+    }
+    run_ms(100);
+    for (int i = 0; i < 10; i++) {
+        ck_assert_int_eq(propose(1, 0, 100), RC_OK);
+    }
+    restart(3);
+    run_ms(3000);
+    ck_assert_uint_eq(machine(3, 0)->entries, 10);
+}
+END_TEST
+
 START_TEST(the_bound_of_uncommitted_bytes_keeps_a_fifth_for_reserved_commands)
 {
     s->memtable_bytes = 256 << 20;
@@ -529,6 +548,7 @@ int main(void)
     tcase_add_test(t, nothing_is_committed_without_a_majority);
     tcase_add_test(t, a_leader_that_hears_no_majority_steps_down);
     tcase_add_test(t, a_follower_far_behind_is_fed_from_disk_or_snapshot);
+    tcase_add_test(t, nodes_that_came_and_went_cost_a_host_nothing_but_a_name);
     tcase_add_test(t, the_bound_of_uncommitted_bytes_keeps_a_fifth_for_reserved_commands);
     tcase_add_test(t, a_read_barrier_passes_at_the_leader);
     tcase_add_test(t, a_read_barrier_of_a_cut_off_leader_times_out_or_fails);
