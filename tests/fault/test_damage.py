@@ -142,9 +142,56 @@ def log_gone(c):
     return wrong
 
 
+def first_batch_of_newest_group(path):
+    """Where the batch begins that holds the first record of the group met last (consensus/wal/README.md, "Format")."""
+    data = open(path, "rb").read()
+    at, first = 4096, {}
+    while data[at:at + 4] == b"BTCH":
+        total = int.from_bytes(data[at + 4:at + 8], "little")
+        r = at + 32
+        while r < at + total:
+            length, group = int.from_bytes(data[r + 4:r + 8], "little"), int.from_bytes(data[r + 8:r + 16], "little")
+            first.setdefault(group, at)
+            r += (40 + length + 7) // 8 * 8
+        at += (total + 4095) // 4096 * 4096
+    return max(first.values())
+
+
+def beginning_gone(c):
+    """The part of one node's log is damaged in which a queue began: nothing is left of its replica, which is not new for that."""
+    c.do("down"); c.do("up", 3)
+    c.declare("n1", "other"); c.declare("n1", "late")
+    p = Publisher(c, "n1", "late", limit=100, size=100); p.start()
+    assert until(lambda: len(p.confirmed) == 100, 20)
+    p.stop()
+    time.sleep(0.5)  # The metadata store of n3 commits its knowledge of the queue.
+    c.do("kill", "n3")
+    path = sorted(glob.glob(f"{root}/n3/wal/wal-*"))[-1]
+    at = first_batch_of_newest_group(path)
+    with open(path, "r+b") as f:
+        f.seek(at); f.write(b"\0")
+    wrong = []
+    c.do("start", "n3")
+    time.sleep(1)
+    log = c.do("logs", "n3").stdout.split("starting node")[-1]
+    print("# n3 says: " + next((l for l in log.splitlines() if "nothing is left" in l), "nothing of a loss")[:220])
+    c.do("kill", "n1")  # A new leader has to be elected, one that does not remember what n3 had.
+    q = Publisher(c, "n2", "late", start=100, limit=110); q.start()
+    time.sleep(3)
+    if q.confirmed: wrong.append(f"{len(q.confirmed)} confirmed with the help of a replica that lost its memory")
+    c.do("start", "n1"); c.do("await", "n1")
+    if not until(lambda: len(q.confirmed) == 10, 20): wrong.append(f"{len(q.confirmed)} of 10 confirmed after n1 is back")
+    consumer = Consumer(c, "n2", "late"); consumer.start()
+    if not consumer.wait_for(range(110), 20): wrong.append(f"{len(set(n for _, n, _ in consumer.got))} of 110 arrived")
+    wrong += check_deliveries(consumer.got, range(110), 110)
+    q.stop(); consumer.stop()
+    return wrong
+
+
 with Cluster(3) as c:
     t.run("CR-05: damaged metadata of one node is fetched again, nothing is deleted", metadata_of_one, c)
     t.run("CR-05: with two damaged of three nobody guesses", metadata_of_two, c)
     t.run("a damaged log takes part in no majority, and nothing confirmed is lost", log_of_one, c)
     t.run("a node whose log directory is empty does not begin anew", log_gone, c)
+    t.run("a replica of which a damaged log holds nothing is not a new one", beginning_gone, c)
 t.end()
