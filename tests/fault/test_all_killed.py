@@ -79,7 +79,7 @@ def paused(c):
     wrong += check_deliveries(consumer.got, p.confirmed, p.next)
     if during < 100: wrong.append(f"only {during} confirms while one node of three was paused")
     for n, m in most.items():
-        if m > 128 << 20: wrong.append(f"{n} grew by {m >> 20} MiB while a follower was paused")
+        if m > 128 << 20 and "WARREN_SANITIZED" not in os.environ: wrong.append(f"{n} grew by {m >> 20} MiB while a follower was paused")
     if p.error or consumer.error: wrong.append(f"a client was disturbed: {p.error} {consumer.error}")
     p.stop(); consumer.stop()
     print(f"# {during} confirms in {PAUSE_S:.0f} s with one node paused; memory above idle at most " + ", ".join(f"{n} {m >> 20} MiB" for n, m in most.items()))
@@ -89,6 +89,10 @@ def paused(c):
 with Cluster(3) as c:
     t.run("all three nodes killed with -9 at one moment under load: nothing confirmed is missing", killed, c)
     t.run("one node paused and resumed: nothing confirmed is missing, the others' memory stays bounded", paused, c)
+
+if "WARREN_SANITIZED" in os.environ:
+    t.skip("power cuts", "a preloaded library and a sanitizer's do not mix")
+    t.end()
 
 # ---- power cuts --------------------------------------------------------------------------------------------------
 

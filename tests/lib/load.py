@@ -67,6 +67,8 @@ class Watch(threading.Thread):
     def wrong(self, memory, wal_files=None, data=None):
         text = ", ".join(f"{n}: memory +{self.above[n] / MB:.0f} MB, WAL files {self.wal_files[n]}, data {self.data[n] / MB:.0f} MB" for n in self.names)
         print(f"# {text}", flush=True)
+        if "WARREN_SANITIZED" in os.environ:
+            memory = float("inf")  # Shadow memory and quarantine.
         wrong = [f"{n}: {self.above[n] / MB:.0f} MB above idle, {memory / MB:.0f} allowed" for n in self.names if self.above[n] > memory]
         wrong += [f"{n}: {self.wal_files[n]} WAL files" for n in self.names if wal_files and self.wal_files[n] > wal_files]
         wrong += [f"{n}: {self.data[n] / MB:.0f} MB of data" for n in self.names if data and self.data[n] > data]
