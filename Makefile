@@ -13,7 +13,7 @@ SAN     ?=
 WARN    := -Wall -Wextra -Wshadow -Wconversion -Wvla -Wno-sign-conversion -Werror
 PKGS    := libuv libprotobuf-c lmdb openssl libpcre2-8 jansson
 PACKAGES := gcc make pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler protobuf-compiler liblmdb-dev libssl-dev check \
-	libpcre2-dev libjansson-dev libmicrohttpd-dev python3 nodejs npm amqp-tools python3-pika iproute2 curl strace
+	libpcre2-dev libjansson-dev libmicrohttpd-dev python3 amqp-tools python3-pika iproute2 iptables curl strace
 
 # Folders under src control, in dependency order (design.md: node/base <- proto <- consensus <- metastore <- node).
 DIRS    := node/base proto proto/amqp09 consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host consensus/peer \
@@ -51,6 +51,9 @@ ifneq ($(HAVE_PKGS),yes)
 	@echo "installing Debian packages: $(PACKAGES)"
 	@SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); $$SUDO apt-get update -qq && \
 	  DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null
+# Only the tests' JavaScript client needs it, and another build of Node.js may be there already.
+	@command -v npm >/dev/null || { SUDO=$$([ "$$(id -u)" = 0 ] || echo sudo); \
+	  DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends nodejs npm >/dev/null || true; }
 endif
 
 $(B)/warren: $(B)/obj/node/server/main.o $(ARCHIVES) $(B)/lib/gen.a
