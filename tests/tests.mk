@@ -8,7 +8,8 @@ SIM_LIBS := $(B)/lib/tests-sim.a $(foreach d,node/base proto consensus consensus
 $(B)/sim: $(B)/obj/tests/sim/sim_main.o $(SIM_LIBS)
 	$(CC) $(LDFLAGS_ALL) -Wl,--wrap=host_group_add -o $@ $< -Wl,--start-group $(SIM_LIBS) -Wl,--end-group $(LIBS_ALL)
 
-sim: deps $(B)/sim
+sim: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) SAN=$(SAN) $(B)/sim
 ifdef SEED
 	$(B)/sim --seed $(SEED) $(if $(V),--verbose)
 else
@@ -17,7 +18,8 @@ endif
 
 
 # Each kept fault must be found: tests/sim/faults. make sim-faults [FAULTS="name..."]
-sim-faults: deps $(B)/sim
+sim-faults: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) SAN=$(SAN) $(B)/sim
 	tests/sim/sim_faults --build $(B) $(FAULTS)
 test-programs: $(B)/sim
 
