@@ -91,12 +91,21 @@ struct broker_node {
     struct span name, store_id, address;
     uint32_t node_id;
     uint64_t replica_id;  // In the metadata group.
+    uint64_t version;     // Of the record.
+    const uint32_t *former_ids;  // Node ids this name had before its disk was lost, oldest first: retired for ever.
+    uint32_t former_ids_count;
 };
 void broker_node_each(struct broker *b, void (*each)(void *ctx, const struct broker_node *n), void *ctx);
 const struct broker_node *broker_node_find(struct broker *b, struct span name);
 const struct broker_node *broker_node_by_id(struct broker *b, uint32_t node_id);
+// The node that took the place of a retired node id (same name, new disk, new ids), or NULL: the id is in use, was forgotten,
+// or is unknown. A queue with a member on the retired id gets a new replica, with a new replica id, on this node.
+const struct broker_node *broker_node_successor(struct broker *b, uint32_t retired_id);
 // Command that makes a joining node known; the store gives it node and replica ids (node_id = low 32 bits of the first id).
 void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address, broker_done_fn *done, void *ctx);
+// The node of this name came back with another disk (law 2): one command gives it new ids and retires the old ones, if its
+// record still has that version (else RC_CONFLICT; RC_NOT_FOUND without one).
+void broker_node_replace(struct broker *b, const struct broker_node *known, struct span store_id, struct span address, broker_done_fn *done, void *ctx);
 // Forgets a node: deletes its record (RC_NOT_FOUND without one). Its ids are never given again.
 void broker_node_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx);
 

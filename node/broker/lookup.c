@@ -120,3 +120,16 @@ const struct broker_node *broker_node_by_id(struct broker *b, uint32_t node_id)
     }
     return NULL;
 }
+
+const struct broker_node *broker_node_successor(struct broker *b, uint32_t retired_id)
+{
+    uint32_t pos = 0;
+    for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, NULL));) {
+        for (uint32_t i = 0; i < n->pub.former_ids_count; i++) {
+            if (n->pub.former_ids[i] == retired_id) {
+                return &n->pub;
+            }
+        }
+    }
+    return NULL;
+}

@@ -520,6 +520,7 @@ static void node_free(struct node *n)
 {
     free_span(n->pub.store_id);
     free_span(n->pub.address);
+    free((void *)(uintptr_t)n->pub.former_ids);
     free(n->name);
     free(n);
 }
@@ -555,7 +556,12 @@ static void on_node(struct broker *b, struct span name, const struct meta_change
             .address = copy_span(span_str(r->address)),
             .node_id = r->node_id ? r->node_id : (uint32_t)first_id,
             .replica_id = r->replica_id ? r->replica_id : first_id + 1,
+            .version = c->version,
+            .former_ids_count = (uint32_t)r->n_former_ids,
         };
+        if (r->n_former_ids > 0) {
+            n->pub.former_ids = (uint32_t *)mem_strndup(r->former_ids, r->n_former_ids * sizeof(uint32_t));
+        }
         n->told = b->generation;
         map_put_bytes(&b->nodes, name, n);
         tell_node(b, n, true);

@@ -332,6 +332,36 @@ START_TEST(a_queue_made_anew_under_its_name_is_another_queue)
 END_TEST
 
 // Whoever finds data of a group without a queue must not take the queue for deleted then (law 3).
+static void node(const char *name, uint64_t first_id, uint32_t *former, size_t former_count)
+{
+    Warren__NodeRecord r = WARREN__NODE_RECORD__INIT;
+    r.address = "127.0.0.1:25672";
+    r.former_ids = former;
+    r.n_former_ids = former_count;
+    struct buf payload = {0};
+    buf_u64(&payload, first_id);
+    warren__node_record__pack(&r, buf_extend(&payload, warren__node_record__get_packed_size(&r)));
+    tell(path_node(span_str(name)), buf_span(&payload), false);
+    buf_deinit(&payload);
+}
+
+START_TEST(a_retired_node_id_leads_to_the_node_that_took_its_place)
+{
+    node("a@x", 1030, NULL, 0);
+    node("c@x", 1040, NULL, 0);
+    ck_assert_ptr_null(broker_node_successor(b, 1040));  // In use.
+    uint32_t former[] = {1040, 1050};
+    node("c@x", 1060, former, 2);
+    ck_assert_ptr_null(broker_node_by_id(b, 1040));
+    ck_assert_uint_eq(broker_node_successor(b, 1040)->node_id, 1060);
+    ck_assert_uint_eq(broker_node_successor(b, 1050)->node_id, 1060);
+    ck_assert_ptr_null(broker_node_successor(b, 1060));
+    ck_assert_ptr_null(broker_node_successor(b, 1030));
+    tell(path_node(span_str("c@x")), span_str(""), true);
+    ck_assert_ptr_null(broker_node_successor(b, 1040));  // Forgotten.
+}
+END_TEST
+
 START_TEST(a_queue_record_of_a_later_version_is_remembered_as_unread)
 {
     queue("known");
@@ -358,6 +388,7 @@ int main(void)
     tcase_add_test(t, bindings_and_destinations_may_come_and_go_in_either_order);
     tcase_add_test(t, after_a_reset_what_is_not_told_again_goes_and_the_rest_stays_undisturbed);
     tcase_add_test(t, a_queue_made_anew_under_its_name_is_another_queue);
+    tcase_add_test(t, a_retired_node_id_leads_to_the_node_that_took_its_place);
     tcase_add_test(t, a_queue_record_of_a_later_version_is_remembered_as_unread);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
