@@ -129,6 +129,17 @@ void peer_set_id(struct peer *p, uint32_t node_id)
     net_wake(n);
 }
 
+// Who answers under this name has lost its disk and is blank: nothing of it concerns the replicas of the id. The store id
+// stays binding until the cluster has given the name another one.
+static void peer_clear_id(struct peer *p)
+{
+    if (p->node_id) {
+        map_remove(&p->net->by_id, p->node_id);
+        p->node_id = 0;
+        p->is_id_new = false;
+    }
+}
+
 // Tells the host what it missed while the peer had no id.
 static void peer_announce(struct peer *p)
 {
@@ -203,12 +214,12 @@ void peer_hello_store(struct peer *p, const struct peer_hello *h)
 enum peer_refusal peer_greet(struct peer *p, const struct peer_hello *hello, char *text)
 {
     struct peer_hello h = *hello;  // Upcalls may free the link it lies in.
-    if (p->has_store_id && memcmp(p->store_id, h.store_id, STORE_ID_BYTES) != 0) {
+    const bool is_stranger = p->has_store_id && memcmp(p->store_id, h.store_id, STORE_ID_BYTES) != 0;
+    if (is_stranger && !h.is_blank) {
         snprintf(text, PEER_TEXT_MAX + 1,
                  "%.255s is known under another store id: its data directory was replaced or copied from elsewhere. "
-                 "To take it in as a new node: 'warrenctl forget_cluster_node %.255s' on a member, "
-                 "then 'warrenctl join_cluster' on it",
-                 h.name, h.name);
+                 "Delete it and start the node: it is taken in again as a new one and filled from the others",
+                 h.name);
         return REFUSED_IDENTITY;
     }
     struct liveness_out out;
@@ -236,6 +247,9 @@ enum peer_refusal peer_greet(struct peer *p, const struct peer_hello *hello, cha
         }
     }
     peer_verdicts(p, &out);
+    if (is_stranger && !p->is_removed) {
+        peer_clear_id(p);
+    }
     if (!p->is_removed) {
         peer_hello_store(p, &h);
         peer_learn(p);
@@ -491,6 +505,18 @@ static void run_deadlines(struct peer_net *n, uint64_t now, uint64_t *next)
     }
 }
 
+// Whoever counted on a removed peer learns that it is gone.
+static void free_removed(struct peer_net *n)
+{
+    while (!list_is_empty(&n->removed)) {
+        struct peer *p = list_entry(list_pop(&n->removed), struct peer, item);
+        if (p->node_id && p->liveness.incarnation && p->liveness.verdict != NODE_DEAD && n->upcalls && !map_get(&n->by_id, p->node_id)) {
+            n->upcalls->node_state(n->upcalls->ctx, p->node_id, NODE_DEAD, p->liveness.incarnation);
+        }
+        peer_free(p);
+    }
+}
+
 void net_run(struct peer_net *n)
 {
     if (n->is_closing || n->is_running) {
@@ -521,9 +547,7 @@ void net_run(struct peer_net *n)
             n->hooks.changed(n->hooks.ctx);
         }
     }
-    while (!list_is_empty(&n->removed)) {
-        peer_free(list_entry(list_pop(&n->removed), struct peer, item));
-    }
+    free_removed(n);
     n->is_running = false;
     if (n->is_closing) {
         return;
@@ -677,6 +701,11 @@ uint16_t peer_net_port(const struct peer_net *n)
     return n->port;
 }
 
+static bool has_greeted_with(const struct peer *p, const uint8_t *store_id)
+{
+    return p->is_greeted && memcmp(p->hello.store_id, store_id, STORE_ID_BYTES) == 0;
+}
+
 enum rc peer_net_add(struct peer_net *n, const char *name, const char *address, uint32_t node_id,
                      const uint8_t *store_id)
 {
@@ -688,6 +717,13 @@ enum rc peer_net_add(struct peer_net *n, const char *name, const char *address, 
     struct peer *other = node_id ? map_get(&n->by_id, node_id) : NULL;
     if (other && other != p) {
         return RC_CONFLICT;
+    }
+    if (p && store_id && p->has_store_id && memcmp(p->store_id, store_id, STORE_ID_BYTES) != 0 && !has_greeted_with(p, store_id)) {
+        // The name has another disk now: what is known of the former one ends with its links.
+        char known[PEER_ADDRESS_MAX + 1];
+        snprintf(known, sizeof(known), "%s", address ? address : p->address);
+        peer_drop(p);
+        return peer_net_add(n, name, known, node_id, store_id);
     }
     if (!p) {
         p = peer_obtain(n, name, address);
@@ -705,7 +741,9 @@ enum rc peer_net_add(struct peer_net *n, const char *name, const char *address, 
         memcpy(p->store_id, store_id, STORE_ID_BYTES);
         p->has_store_id = true;
     }
-    peer_set_id(p, node_id);
+    if (!p->is_greeted || !p->has_store_id || has_greeted_with(p, p->store_id)) {
+        peer_set_id(p, node_id);
+    }
     net_wake(n);
     return RC_OK;
 }

@@ -49,8 +49,9 @@ struct net *peer_net_net(struct peer_net *n);
 uint16_t peer_net_port(const struct peer_net *n);
 
 // Adds a peer or updates the one of that name. `node_id` 0 and `store_id` NULL: not known. A known store id is the only
-// one the name may greet with. `address` NULL keeps the one known. RC_FULL, RC_INVALID (address), RC_CONFLICT (the id is
-// another peer's).
+// one a member of that name may greet with; a blank node with another one may (it asks to be taken in), and has no node id.
+// Another store id than the one known before: the links of the former end, its node id is dead.
+// `address` NULL keeps the one known. RC_FULL, RC_INVALID (address), RC_CONFLICT (the id is another peer's).
 MUST_USE enum rc peer_net_add(struct peer_net *n, const char *name, const char *address, uint32_t node_id,
                               const uint8_t *store_id);
 // Closes its links and forgets it. If it dials again it is a stranger: hooks.admit decides.

@@ -270,6 +270,11 @@ START_TEST(a_wrong_secret_is_refused_and_named_on_both_sides)
 }
 END_TEST
 
+static void find_alive(void *ctx, const struct peer_info *p)
+{
+    *(bool *)ctx = p->verdict == NODE_ALIVE;
+}
+
 START_TEST(a_known_name_with_another_store_id_is_refused_with_the_cure)
 {
     node_start(0);
@@ -282,9 +287,75 @@ START_TEST(a_known_name_with_another_store_id_is_refused_with_the_cure)
     run_until(never, 300);
     ck_assert_uint_eq(nodes[0].deaths[2], 0);
     ck_assert_int_eq(nodes[0].verdict[2], NODE_SUSPECT);
-    ck_assert_ptr_nonnull(strstr(refusal_of(0), "forget_cluster_node"));
-    ck_assert_ptr_nonnull(strstr(refusal_of(1), "forget_cluster_node"));
-    ck_assert_ptr_nonnull(strstr(refusal_of(1), "join_cluster"));
+    ck_assert_ptr_nonnull(strstr(refusal_of(0), "another store id"));
+    ck_assert_ptr_nonnull(strstr(refusal_of(1), "Delete it and start the node"));
+}
+END_TEST
+
+static bool is_1_named_alive(void)
+{
+    bool is_alive = false;
+    peer_net_each(nodes[0].net, find_alive, &is_alive);
+    return is_alive;
+}
+static bool is_1_back_as_3(void)
+{
+    struct net *net = peer_net_net(nodes[0].net);
+    return nodes[0].verdict[3] == NODE_ALIVE && net->is_connected(net, 3, LANE_LOG);
+}
+static bool is_1_connected(void)
+{
+    struct net *net = peer_net_net(nodes[0].net);
+    return net->is_connected(net, 2, LANE_CONTROL);
+}
+
+// Law 2. The disk of node 2 is lost; what comes back under its name has no say in anything of node 2's.
+START_TEST(a_blank_node_under_a_members_name_may_greet_but_is_not_that_member)
+{
+    pair_start();
+    uint8_t former[STORE_ID_BYTES] = {2}, store[STORE_ID_BYTES] = {0xee};
+    ck_assert_int_eq(peer_net_add(nodes[0].net, nodes[1].self.name, NULL, 2, former), RC_OK);
+    node_stop(1);
+    ck_assert(run_until(is_1_dead, 2000));
+    node_start_with(1, "secret", 1, true);
+    nodes[1].self.store_id[0] = 0xee;
+    struct peer_hello self = nodes[1].self;
+    node_stop(1);
+    char listen_at[64];
+    snprintf(listen_at, sizeof(listen_at), "127.0.0.1:%u", nodes[1].port);
+    struct peer_net_config c = {.loop = &loop, .clock = env_system_clock(), .random = env_system_random, .listen = listen_at,
+                                .secret = span_str("secret"), .self = self, .upcalls = &nodes[1].upcalls};
+    ck_assert_int_eq(peer_net_create(&c, &nodes[1].net), RC_OK);
+    nodes[1].is_closed = false;
+    introduce(1, 0);
+    const uint64_t frames = nodes[0].frames;
+    ck_assert(run_until(is_1_named_alive, 3000));
+    ck_assert_int_eq(nodes[0].verdict[2], NODE_DEAD);
+    ck_assert(!is_1_connected());
+    // Told again by the metadata store, the former id changes nothing.
+    ck_assert_int_eq(peer_net_add(nodes[0].net, nodes[1].self.name, NULL, 2, former), RC_OK);
+    run_until(never, 100);
+    ck_assert_int_eq(nodes[0].verdict[2], NODE_DEAD);
+    ck_assert(!is_1_connected());
+    // The cluster gives it an id of its own.
+    ck_assert_int_eq(peer_net_add(nodes[0].net, nodes[1].self.name, NULL, 3, store), RC_OK);
+    ck_assert(run_until(is_1_back_as_3, 3000));
+    ck_assert_int_eq(nodes[0].verdict[2], NODE_DEAD);
+    ck_assert_uint_eq(nodes[0].frames, frames);
+}
+END_TEST
+
+// A member that was replaced behind our back: it lives, but under this id no longer.
+START_TEST(a_member_whose_name_was_given_to_another_disk_is_dead)
+{
+    pair_start();
+    uint8_t former[STORE_ID_BYTES] = {2}, store[STORE_ID_BYTES] = {0xee};
+    ck_assert_int_eq(peer_net_add(nodes[0].net, nodes[1].self.name, NULL, 2, former), RC_OK);
+    ck_assert_int_eq(peer_net_add(nodes[0].net, nodes[1].self.name, NULL, 3, store), RC_OK);
+    ck_assert(run_until(is_1_dead, 2000));
+    run_until(never, 200);
+    ck_assert(!is_1_connected());
+    ck_assert_int_eq(nodes[0].verdict[3], NODE_SUSPECT);
 }
 END_TEST
 
@@ -423,6 +494,8 @@ int main(void)
     tcase_add_test(c, buffers_shrink_when_the_lane_is_quiet);
     tcase_add_test(c, a_wrong_secret_is_refused_and_named_on_both_sides);
     tcase_add_test(c, a_known_name_with_another_store_id_is_refused_with_the_cure);
+    tcase_add_test(c, a_blank_node_under_a_members_name_may_greet_but_is_not_that_member);
+    tcase_add_test(c, a_member_whose_name_was_given_to_another_disk_is_dead);
     tcase_add_test(c, a_copy_of_a_running_node_is_refused);
     tcase_add_test(c, members_of_different_clusters_refuse_each_other);
     tcase_add_test(c, three_blank_nodes_form_a_cluster_and_learn_each_others_ids);
