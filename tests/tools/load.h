@@ -29,6 +29,8 @@ struct options {
     bool is_deaf_producer;         // Never reads its socket once it publishes.
     uint64_t deaf_consumer_after;  // Deliveries after which a consumer reads no more; UINT64_MAX: never.
     bool has_declare;
+    uint64_t declare;              // Number of queues to be declared in place of publishing; 0: none.
+    bool is_passive;
 };
 
 struct histogram {
@@ -61,8 +63,9 @@ struct connection {
     bool is_closed;                   // In good order: what was acknowledged before has arrived.
     struct buf in, out;
     size_t in_at, out_at;  // Bytes of each that are done with.
-    // Producer.
-    uint64_t id, next;    // Number of the next message.
+    // Producer or declarer.
+    uint64_t number;      // Which of them.
+    uint64_t id, next;    // Number of the next message or queue.
     uint64_t first_open;  // Lowest number without a confirm.
     uint64_t *sent_at;    // Ring of publish times; cap = sent_cap.
     uint64_t sent_cap;
@@ -89,5 +92,11 @@ void producer_start(struct connection *c);  // confirm.select and the pattern.
 void producer_publish(struct connection *c, uint64_t begun_ns, uint64_t now);
 bool producer_is_done(const struct connection *c);
 void producer_on_method(struct connection *c, const struct amqp_method *m);
+
+void declarer_start(struct connection *c);
+void declarer_send(struct connection *c, uint64_t now);
+bool declarer_is_done(const struct connection *c);
+void declarer_on_method(struct connection *c, const struct amqp_method *m);
+
 void consumer_start(struct connection *c);
 void consumer_on_frame(struct connection *c, const struct amqp_frame *f);

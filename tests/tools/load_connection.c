@@ -70,7 +70,7 @@ static void on_frame(struct connection *c, const struct amqp_frame *f)
         c->is_redelivered = m.basic_deliver.redelivered;
         break;
     default:
-        producer_on_method(c, &m);
+        (c->options->declare > 0 ? declarer_on_method : producer_on_method)(c, &m);
         break;
     }
 }

@@ -35,7 +35,9 @@ static const char usage_text[] =
     "  --prefetch N             1000   --ack-every N      1\n"
     "  --hold N                 the first N deliveries of each consumer are never acknowledged\n"
     "  --deaf-producers         producers never read their sockets and know no window\n"
-    "  --deaf-consumers-after N consumers read no more after N deliveries\n";
+    "  --deaf-consumers-after N consumers read no more after N deliveries\n"
+    "  --declare N              the producers declare N queues NAME-0, NAME-1, ... in place of publishing, each with\n"
+    "                           --window of them open; --passive: looks at them\n";
 
 static int ports_read(const char *text, int *ports)
 {
@@ -66,7 +68,9 @@ enum {
     OPT_ACK_EVERY,
     OPT_HOLD,
     OPT_DEAF_PRODUCERS,
-    OPT_DEAF_CONSUMERS
+    OPT_DEAF_CONSUMERS,
+    OPT_DECLARE,
+    OPT_PASSIVE
 };
 
 static const struct option long_options[] = {{"publish-port", 1, NULL, OPT_PUBLISH_PORT},
@@ -86,6 +90,8 @@ static const struct option long_options[] = {{"publish-port", 1, NULL, OPT_PUBLI
                                              {"hold", 1, NULL, OPT_HOLD},
                                              {"deaf-producers", 0, NULL, OPT_DEAF_PRODUCERS},
                                              {"deaf-consumers-after", 1, NULL, OPT_DEAF_CONSUMERS},
+                                             {"declare", 1, NULL, OPT_DECLARE},
+                                             {"passive", 0, NULL, OPT_PASSIVE},
                                              {NULL, 0, NULL, 0}};
 
 static bool option_set(struct options *o, int option, const char *value)
@@ -142,6 +148,14 @@ static bool option_set(struct options *o, int option, const char *value)
     case OPT_DEAF_CONSUMERS:
         o->deaf_consumer_after = strtoull(value, NULL, 10);
         break;
+    case OPT_DECLARE:
+        o->declare = strtoull(value, NULL, 10);
+        o->has_declare = false;
+        o->consumers = 0;
+        break;
+    case OPT_PASSIVE:
+        o->is_passive = true;
+        break;
     default:
         return false;
     }
@@ -176,7 +190,9 @@ static void step(int count, uint64_t begun_ns, bool is_publishing)
     bool has_rate = false;
     for (int i = 0; i < count; i++) {
         struct connection *c = &connections[i];
-        if (c->is_producer && is_publishing && !c->is_failed) {
+        if (c->is_producer && is_publishing && !c->is_failed && options.declare > 0) {
+            declarer_send(c, now);
+        } else if (c->is_producer && is_publishing && !c->is_failed) {
             producer_publish(c, begun_ns, now);
             has_rate |= options.rate > 0;
         }
@@ -281,7 +297,8 @@ int main(int argc, char **argv)
     }
     const int count = options.producers + options.consumers;
     if (optind != argc || options.size < BODY_HEAD_BYTES || options.producers < 0 || options.consumers < 0 ||
-        count > CONNECTIONS_MAX || options.ack_every < 1) {
+        count > CONNECTIONS_MAX || options.ack_every < 1 ||
+        (options.declare > 0 && (options.window == 0 || options.producers == 0 || options.consumers > 0))) {
         fputs(usage_text, stderr);
         return 64;
     }
@@ -293,22 +310,24 @@ int main(int argc, char **argv)
         const bool is_producer = i < options.producers;
         *c = (struct connection){.options = &options,
                                  .totals = &totals,
+                                 .number = (uint64_t)i,
                                  .id = id + (uint64_t)i,
                                  .producers = connections,
                                  .producers_count = options.producers};
         c->port = is_producer ? options.publish_ports[i % options.publish_ports_count]
                               : options.consume_ports[(i - options.producers) % options.consume_ports_count];
         connection_open(c);
-        (is_producer ? producer_start : consumer_start)(c);
+        (!is_producer ? consumer_start : options.declare > 0 ? declarer_start : producer_start)(c);
     }
     const uint64_t begun = now_ns();
     const uint64_t end = begun + (uint64_t)(options.seconds * 1e9);
     bool is_done = false;
-    while (!is_stopped && !is_done && (options.count > 0 || now_ns() < end)) {
+    const bool has_end = options.count > 0 || options.declare > 0;
+    while (!is_stopped && !is_done && (has_end || now_ns() < end)) {
         step(count, begun, true);
-        is_done = options.count > 0 || totals.failed == (uint64_t)count;
+        is_done = has_end || totals.failed == (uint64_t)count;
         for (int i = 0; i < options.producers && is_done; i++) {
-            is_done = producer_is_done(&connections[i]);
+            is_done = (options.declare > 0 ? declarer_is_done : producer_is_done)(&connections[i]);
         }
     }
     const double seconds = (double)(now_ns() - begun) / 1e9;
