@@ -8,7 +8,7 @@ enum rc record_peek(struct span bytes, struct record_disk *out, uint64_t *size_o
         return RC_MORE;
     }
     memcpy(out, bytes.ptr, sizeof(*out));
-    if (out->len > RECORD_PAYLOAD_MAX || out->kind < RECORD_ENTRY || out->kind > RECORD_MARK) {
+    if (out->len > RECORD_PAYLOAD_MAX || out->kind < RECORD_ENTRY || out->kind > RECORD_REGION) {
         return RC_MALFORMED;
     }
     *size_out = record_size(out->len);

@@ -19,6 +19,7 @@ enum record_kind {
     RECORD_SNAPSHOT = 6,    // index/term = the snapshot's; aux = chunk number; see store/README.md.
     RECORD_TOMBSTONE = 7,   // The group was deleted; its id is never used again.
     RECORD_MARK = 8,        // No meaning but to be there (an idle WAL's mark batch).
+    RECORD_REGION = 9,      // Within the WAL only: the records of a region of the file stand here (wal/README.md).
 };
 
 struct record_disk {

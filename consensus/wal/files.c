@@ -88,7 +88,7 @@ enum rc wal_file_begin(struct wal *w, struct disk_file **out)
     struct disk_file *f = NULL;
     TRY(file_take(w, b->file_bytes, path, &f));
     wal_file_path(w->dir, w->seq + 1, name, sizeof(name));
-    enum rc rc = d->writev(f, b->iov, b->iov_count, 0);
+    enum rc rc = wal_batch_write(w, f);
     if (rc == RC_OK) {
         rc = d->sync(f);
     }

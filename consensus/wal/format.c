@@ -78,18 +78,25 @@ static bool frame_check(const uint8_t *ptr, uint64_t len, uint32_t count, uint32
     return len == 0;
 }
 
-static bool bodies_check(const uint8_t *ptr, uint64_t len)
+// The frames are known to be intact.
+static enum wal_batch_state bodies_check(const uint8_t *ptr, uint64_t len)
 {
+    enum wal_batch_state state = WAL_BATCH_INTACT;
     while (len > 0) {
         struct record_disk r;
         uint64_t size;
         if (record_check(span_of(ptr, len), &r, &size) != RC_OK) {
-            return false;
+            memcpy(&r, ptr, sizeof(r));
+            if (r.group == 0) {
+                return WAL_BATCH_BROKEN;  // Nobody's, so it is a region's, and whose that was stood in it.
+            }
+            state = WAL_BATCH_BODY;
+            size = record_size(r.len);
         }
         ptr += size;
         len -= size;
     }
-    return true;
+    return state;
 }
 
 enum wal_batch_state wal_batch_check(uint64_t salt, struct span bytes, bool is_deep, struct wal_batch_disk *out)
@@ -108,5 +115,38 @@ enum wal_batch_state wal_batch_check(uint64_t salt, struct span bytes, bool is_d
         out->synced_through >= out->batch) {
         return WAL_BATCH_BROKEN;
     }
-    return !is_deep || bodies_check(records, len) ? WAL_BATCH_INTACT : WAL_BATCH_BODY;
+    return is_deep ? bodies_check(records, len) : WAL_BATCH_INTACT;
+}
+
+bool wal_batch_region(struct span batch, struct wal_region_disk *out, uint64_t *groups)
+{
+    struct record_disk r = {0};
+    uint64_t size = 0;
+    const uint8_t *ptr = batch.ptr + WAL_BATCH_HEADER_BYTES;
+    for (uint64_t left = batch.len - WAL_BATCH_HEADER_BYTES; left > 0; left -= size) {
+        ptr += size;
+        memcpy(&r, ptr, sizeof(r));
+        size = record_size(r.len);
+        assert(size <= left);
+    }
+    if (size == 0 || r.group != 0 || r.kind != RECORD_REGION || r.len < 8) {
+        return false;
+    }
+    *out = (struct wal_region_disk){.offset = r.index, .bytes = r.term, .count = r.aux, .record_bytes = (uint32_t)size};
+    memcpy(&out->frames, ptr + RECORD_HEADER_BYTES, sizeof(out->frames));
+    memcpy(&out->groups_count, ptr + RECORD_HEADER_BYTES + 4, sizeof(out->groups_count));
+    if (out->groups_count > WAL_REGION_GROUPS_MAX || r.len != 8 + 8 * out->groups_count) {
+        return false;
+    }
+    memcpy(groups, ptr + RECORD_HEADER_BYTES + 8, out->groups_count * sizeof(*groups));
+    return true;
+}
+
+enum wal_batch_state wal_region_check(const struct wal_region_disk *region, struct span bytes)
+{
+    uint32_t crc = 0;
+    if (bytes.len != region->bytes || !frame_check(bytes.ptr, bytes.len, region->count, &crc) || crc != region->frames) {
+        return WAL_BATCH_BROKEN;
+    }
+    return bodies_check(bytes.ptr, bytes.len);
 }

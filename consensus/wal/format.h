@@ -4,7 +4,13 @@
 #include "node/base/span.h"
 #include "proto/record.h"
 
-enum { WAL_HEADER_BYTES = 4096, WAL_BATCH_HEADER_BYTES = 32, WAL_VERSION = 1, WAL_ALIGN_MAX = 4096 };
+enum {
+    WAL_HEADER_BYTES = 4096,
+    WAL_BATCH_HEADER_BYTES = 32,
+    WAL_VERSION = 1,
+    WAL_ALIGN_MAX = 4096,
+    WAL_REGION_GROUPS_MAX = 64,  // Named in a region's record, so that damage can be told to them alone.
+};
 
 #define WAL_FILE_MAGIC 0x4c41572d4e525257u  // "WRRN-WAL" read as little endian.
 #define WAL_BATCH_MAGIC 0x48435442u         // "BTCH"
@@ -54,6 +60,20 @@ enum wal_batch_state {
 };
 // Looks at the batch at the start of `bytes` (which may be longer). `is_deep` also checks each record.
 enum wal_batch_state wal_batch_check(uint64_t salt, struct span bytes, bool is_deep, struct wal_batch_disk *out);
+
+// What a batch's last record says if it is a RECORD_REGION.
+struct wal_region_disk {
+    uint64_t offset;        // In the file of the batch.
+    uint64_t bytes;         // Whole records, back to back.
+    uint32_t count;         // Of records.
+    uint32_t frames;        // CRC32C over the first 16 bytes of each.
+    uint32_t groups_count;  // Named in the record; 0: not known.
+    uint32_t record_bytes;  // Of the region's record itself.
+};
+// False: this batch (not broken) ends no region. `groups` takes up to WAL_REGION_GROUPS_MAX.
+bool wal_batch_region(struct span batch, struct wal_region_disk *out, uint64_t *groups);
+// As for a batch: BODY if only records differ, BROKEN if frames do.
+enum wal_batch_state wal_region_check(const struct wal_region_disk *region, struct span bytes);
 
 // Bytes of a batch with its padding.
 static inline uint64_t wal_round_up(uint64_t n, uint64_t to)

@@ -31,11 +31,32 @@ struct wal_batch {
     bool is_roll;             // The batch begins a new file.
     uint64_t file_bytes;      // Size of that new file.
     uint64_t offset;          // In its file.
+    uint64_t limit;           // Where batches end in that file.
     uint64_t padded_bytes;
     struct wal_batch_disk head;
     struct iovec *iov;
     int iov_count;
     int iov_cap;
+    // The slice of a region that is written with it, and synced by the same sync.
+    uint64_t slice_offset;
+    uint64_t slice_bytes;
+    struct iovec *slice_iov;
+    int slice_count;
+    int slice_cap;
+    bool ends_region;         // It holds the region's record.
+};
+
+// The region being written (region.c): room at the end of the file for the records of large submissions.
+struct wal_region {
+    bool is_open;
+    struct list members;      // struct wal_submission, in order.
+    uint64_t offset;          // In the current file.
+    uint64_t bytes;
+    uint64_t taken;           // Bytes composed into slices so far.
+    struct list *at;          // Member, range and byte where the next slice begins.
+    uint32_t at_range;
+    uint32_t at_byte;
+    uint8_t record[RECORD_HEADER_BYTES + 8 + 8 * WAL_REGION_GROUPS_MAX];
 };
 
 struct wal {
@@ -46,7 +67,11 @@ struct wal {
     struct list waiting;      // In order; the first one from range `cursor` on.
     uint32_t cursor;
     struct list composed;     // Wholly in the batch that is being written, or before it.
-    uint64_t pending_bytes;   // Of both lists.
+    uint64_t pending_bytes;   // Of all lists.
+    struct list large;        // Large submissions that no region holds yet, in order.
+    uint64_t submitted;       // Ordinary ones so far, and those of them composed.
+    uint64_t taken;
+    struct wal_region region;
     struct wal_batch batch;
     // Files.
     struct list files;        // struct wal_file, oldest first; the current one is the last.
@@ -55,6 +80,7 @@ struct wal {
     uint64_t seq;             // Its number; without one the highest number ever seen.
     uint64_t file_bytes;
     uint64_t offset;          // Where the next batch goes.
+    uint64_t limit;           // Where batches end: the lowest region of the file, or its end.
     uint64_t salt;
     uint64_t prev_seq;        // For the next file header.
     uint64_t prev_last;
@@ -75,6 +101,32 @@ void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t
                        void (*on_done)(void *ctx, struct wal_submission *s), void *ctx);
 // Composes everything waiting, whatever its size, into one batch that begins a new file (recovery). May be empty.
 void wal_compose_whole(struct wal *w);
+
+// Adds to a list of vectors that grows.
+static inline void wal_iov_add(struct iovec **iov, int *count, int *cap, const void *ptr, uint64_t len)
+{
+    if (*count == *cap) {
+        *cap = *cap == 0 ? 64 : *cap * 2;
+        *iov = mem_realloc(*iov, (size_t)*cap * sizeof(**iov));
+    }
+    (*iov)[(*count)++] = (struct iovec){.iov_base = (void *)(uintptr_t)ptr, .iov_len = len};
+}
+// Tells the submitter, with result `rc`.
+void wal_submission_done(struct wal *w, struct list *item, enum rc rc);
+// Writes the composed batch to `f`, with the file header if it rolls, and its slice. Not synced.
+MUST_USE enum rc wal_batch_write(struct wal *w, struct disk_file *f);
+
+// region.c
+// Room that the region for the waiting large submissions wants in a file, beside what batches need; 0: none is due.
+uint64_t wal_region_due(const struct wal *w);
+// Room that batches must leave for the record of the open region.
+uint64_t wal_region_reserve(const struct wal *w);
+// Opens the region at the end of the file of the batch being composed.
+void wal_region_open(struct wal *w);
+// Takes the next slice, at most `bytes_max`, into the batch; with the last one the region's record too.
+void wal_region_slice(struct wal *w, uint64_t bytes_max);
+// The batch is durable: if the region ends with it, moves its members to `done`.
+void wal_region_complete(struct wal *w, struct list *done);
 
 // files.c
 void wal_free_path(const struct wal *w, uint64_t seq, char out[WAL_PATH_MAX]);

@@ -16,77 +16,11 @@
 // new file is made in any case and is one synced batch: from then on something vouches for all that came before.
 //
 // A start that is interrupted anywhere leaves the chain as it was or the new file in place of the old last one.
-#include "consensus/wal/internal.h"
+#include "consensus/wal/recovery.h"
 #include "node/base/limits.h"
 #include "node/base/log.h"
 #include <inttypes.h>
 #include <stdlib.h>
-
-enum { WINDOW_BYTES = 1 << 20 };  // One read; more where a batch is larger.
-
-struct scan_batch {
-    uint64_t offset;          // Of the batch in its file.
-    struct wal_batch_disk head;
-    bool has_bad_body;        // Proven durable, but some record's sum differs.
-};
-
-struct scan_file {
-    uint64_t seq;             // From the name.
-    uint64_t bytes;           // Size found.
-    bool is_header_ok;
-    bool is_chained;          // Part of the log.
-    bool has_gap_before;      // The file it continues is missing.
-    bool is_empty;            // Nothing but marks: nobody knows of it who would retire it.
-    struct wal_header_disk header;
-};
-
-enum scan_end {
-    SCAN_END,      // Everything up to the limit, or the end of what was written.
-    SCAN_CUT,      // Ended at an unsynced tail.
-    SCAN_CORRUPT,  // Ended at damage that leaves nothing to trust.
-};
-
-struct recovery {
-    struct wal *w;
-    const struct wal_config *config;
-    uint64_t first_seq;
-    wal_replay_fn *replay;
-    void *replay_ctx;
-    void (*on_corrupt_group)(void *ctx, uint64_t group);
-    struct wal_report *report;
-
-    struct scan_file *files;
-    uint32_t files_count, files_cap;
-    uint64_t *free_files;
-    uint32_t free_count, free_cap;
-    enum rc list_rc;
-
-    // The file being read, seen through a window: the tail of a file is mostly unused, and touching that much memory
-    // costs more than reading it.
-    struct disk_file *file;
-    uint64_t file_bytes;
-    uint8_t *bytes;           // [bytes_from, bytes_from + bytes_len) of the file.
-    uint64_t bytes_from, bytes_len, bytes_cap;
-    enum rc read_rc;          // First failed read.
-    struct scan_batch *batches;  // Of that file.
-    uint32_t batches_count, batches_cap;
-
-    uint64_t proof;           // Highest synced-through of the chain's headers and the batches met.
-    uint64_t batch_seen;      // Highest batch number met anywhere.
-};
-
-#define GROW(array, count, cap)                                                                    \
-    do {                                                                                           \
-        if ((count) == (cap)) {                                                                    \
-            (cap) = (cap) == 0 ? 16 : (cap) * 2;                                                   \
-            (array) = mem_realloc((array), (cap) * sizeof(*(array)));                              \
-        }                                                                                          \
-    } while (0)
-
-static uint64_t max_u64(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
 
 // ---- files -----------------------------------------------------------------------------------------------------
 
@@ -163,8 +97,8 @@ static void chain_find(struct recovery *r)
         if (!f->is_header_ok) {
             continue;  // Its predecessor is unknown: take the file before it. Replay ends here in any case.
         }
-        r->proof = max_u64(r->proof, f->header.synced_through);
-        r->batch_seen = max_u64(r->batch_seen, f->header.first_batch);
+        r->proof = wal_max(r->proof, f->header.synced_through);
+        r->batch_seen = wal_max(r->batch_seen, f->header.first_batch);
         if (f->header.prev_seq < r->first_seq) {
             return;
         }
@@ -173,203 +107,6 @@ static void chain_find(struct recovery *r)
         }
         f->has_gap_before = i == 0 || r->files[i - 1].seq != f->header.prev_seq;
     }
-}
-
-static enum rc file_load(struct recovery *r, const struct scan_file *f)
-{
-    struct disk *d = r->config->disk;
-    char path[WAL_PATH_MAX];
-    wal_file_path(r->w->dir, f->seq, path, sizeof(path));
-    if (r->file != NULL) {
-        d->close(r->file);
-        r->file = NULL;
-    }
-    r->file_bytes = f->bytes;
-    r->bytes_from = 0;
-    r->bytes_len = 0;
-    return d->open(d, path, DISK_READ, &r->file);
-}
-
-// Bytes [pos, pos + need) of the file, or NULL if it ends before or cannot be read. Valid until the next call.
-static const uint8_t *window(struct recovery *r, uint64_t pos, uint64_t need)
-{
-    if (pos >= r->bytes_from && pos + need <= r->bytes_from + r->bytes_len) {
-        return r->bytes + (pos - r->bytes_from);
-    }
-    if (pos > r->file_bytes || need > r->file_bytes - pos || r->read_rc != RC_OK) {
-        return NULL;
-    }
-    uint64_t want = need > WINDOW_BYTES ? need : WINDOW_BYTES;
-    want = want < r->file_bytes - pos ? want : r->file_bytes - pos;
-    if (r->bytes_cap < want) {
-        free(r->bytes);
-        r->bytes = mem_alloc(want);
-        r->bytes_cap = want;
-    }
-    size_t got = 0;
-    r->read_rc = r->config->disk->read(r->file, pos, r->bytes, want, &got);
-    r->bytes_from = pos;
-    r->bytes_len = r->read_rc == RC_OK ? got : 0;
-    return need <= r->bytes_len ? r->bytes : NULL;
-}
-
-// ---- scanning --------------------------------------------------------------------------------------------------
-
-static enum wal_batch_state batch_at(struct recovery *r, const struct scan_file *f, uint64_t pos,
-                                     struct wal_batch_disk *head)
-{
-    const uint8_t *ptr = window(r, pos, WAL_BATCH_HEADER_BYTES);
-    if (ptr == NULL) {
-        return WAL_BATCH_BROKEN;
-    }
-    memcpy(head, ptr, sizeof(*head));
-    if (head->magic != WAL_BATCH_MAGIC || head->total_len < WAL_BATCH_HEADER_BYTES) {
-        return WAL_BATCH_BROKEN;
-    }
-    ptr = window(r, pos, head->total_len);
-    return ptr == NULL ? WAL_BATCH_BROKEN : wal_batch_check(f->header.salt, span_of(ptr, head->total_len), true, head);
-}
-
-static bool is_zero(const uint8_t *ptr, uint64_t len)
-{
-    return len == 0 || (ptr[0] == 0 && memcmp(ptr, ptr + 1, len - 1) == 0);
-}
-
-// Where the batch at `pos` may end at the latest: it holds at most 4 MiB or one record, whose length stands in both
-// headers (damage of one leaves the other).
-static uint64_t batch_end_max(struct recovery *r, uint64_t pos)
-{
-    uint64_t bytes = LIMIT_WAL_BATCH_BYTES;
-    const uint8_t *ptr = window(r, pos, WAL_BATCH_HEADER_BYTES + RECORD_HEADER_BYTES);
-    if (ptr != NULL) {
-        struct wal_batch_disk head;
-        struct record_disk record;
-        memcpy(&head, ptr, sizeof(head));
-        memcpy(&record, ptr + sizeof(head), sizeof(record));
-        bytes = max_u64(bytes, head.total_len);
-        bytes = max_u64(bytes, record_size(record.len));
-    }
-    return pos + bytes + WAL_BATCH_HEADER_BYTES + WAL_ALIGN_MAX;
-}
-
-// Highest synced-through of the intact batches behind `pos` whose numbers are above `bad`.
-static uint64_t proof_behind(struct recovery *r, const struct scan_file *f, uint64_t pos, uint64_t bad)
-{
-    uint64_t proof = 0;
-    struct wal_batch_disk head;
-    uint64_t align = f->header.align;
-    const uint8_t *ptr;
-    uint64_t end_max = batch_end_max(r, pos);
-    uint64_t from = UINT64_MAX;  // Of the window last looked at.
-    for (uint64_t at = pos + align; (ptr = window(r, at, WAL_BATCH_HEADER_BYTES)) != NULL;) {
-        if (r->bytes_from != from) {
-            from = r->bytes_from;
-            if (from > end_max && is_zero(r->bytes, r->bytes_len)) {
-                break;  // Never written: a file used for the first time. Reading all of it would cost a start its speed.
-            }
-        }
-        memcpy(&head, ptr, sizeof(head));
-        bool is_worth = head.magic == WAL_BATCH_MAGIC && head.batch > bad && batch_at(r, f, at, &head) == WAL_BATCH_INTACT;
-        if (!is_worth) {
-            at += align;
-            continue;
-        }
-        proof = max_u64(proof, head.synced_through);
-        r->batch_seen = max_u64(r->batch_seen, head.batch);
-        at = wal_round_up(at + head.total_len, align);
-    }
-    return proof;
-}
-
-static void dropped_count(struct recovery *r, const struct scan_file *f, uint64_t pos, uint64_t batch)
-{
-    struct wal_batch_disk head = {0};
-    const uint8_t *ptr;
-    for (; (ptr = window(r, pos, sizeof(head))) != NULL; pos += wal_round_up(head.total_len, f->header.align)) {
-        memcpy(&head, ptr, sizeof(head));
-        if (head.magic != WAL_BATCH_MAGIC || head.batch != batch++ || head.total_len < WAL_BATCH_HEADER_BYTES) {
-            return;
-        }
-        uint64_t left = r->file_bytes - pos;
-        r->report->dropped_tail_bytes += head.total_len < left ? head.total_len : left;
-    }
-}
-
-// Replays the records of one batch; `to_seq`/`to_offset` say where its first record lies from now on.
-static enum rc batch_replay(struct recovery *r, const struct scan_batch *b, uint64_t to_seq, uint64_t to_offset)
-{
-    const uint8_t *ptr = window(r, b->offset, b->head.total_len);
-    if (ptr == NULL) {
-        return r->read_rc != RC_OK ? r->read_rc : RC_IO;  // It was there a moment ago.
-    }
-    ptr += WAL_BATCH_HEADER_BYTES;
-    uint64_t left = b->head.total_len - WAL_BATCH_HEADER_BYTES;
-    r->report->batches++;
-    while (left > 0) {
-        struct wal_recovered rec = {.file_seq = to_seq, .file_offset = to_offset};
-        memcpy(&rec.record, ptr, sizeof(rec.record));
-        uint64_t size = record_size(rec.record.len);
-        if (b->has_bad_body && record_check(span_of(ptr, left), &rec.record, &size) != RC_OK) {
-            // Length and group stand under the batch's checksum.
-            memcpy(&rec.record, ptr, sizeof(rec.record));
-            size = record_size(rec.record.len);
-            log_error("wal: damaged record of group %" PRIu64 " in synced batch %" PRIu64, rec.record.group, b->head.batch);
-            if (r->on_corrupt_group != NULL) {
-                r->on_corrupt_group(r->replay_ctx, rec.record.group);
-            }
-        } else {
-            rec.payload = span_of(ptr + RECORD_HEADER_BYTES, rec.record.len);
-            r->report->records++;
-            r->report->bytes += size;
-            TRY(r->replay(r->replay_ctx, &rec));
-        }
-        ptr += size;
-        left -= size;
-        to_offset += size;
-    }
-    return RC_OK;
-}
-
-// Fills r->batches with what counts in the loaded file, up to batch `limit`. `is_direct`: replays each as it is met,
-// because it stays where it is.
-static enum rc file_scan(struct recovery *r, const struct scan_file *f, uint64_t limit, bool is_direct, enum scan_end *end)
-{
-    uint64_t pos = WAL_HEADER_BYTES;
-    r->batches_count = 0;
-    *end = SCAN_END;
-    for (uint64_t batch = f->header.first_batch; batch <= limit; batch++) {
-        struct wal_batch_disk head;
-        enum wal_batch_state state = batch_at(r, f, pos, &head);
-        if (state != WAL_BATCH_BROKEN && head.batch != batch) {
-            state = WAL_BATCH_BROKEN;
-        }
-        if (state != WAL_BATCH_INTACT) {
-            r->proof = max_u64(r->proof, proof_behind(r, f, pos, batch));
-            if (r->proof < batch) {
-                dropped_count(r, f, pos, batch);
-                *end = SCAN_CUT;
-                return r->read_rc;
-            }
-            r->report->is_corrupt = true;
-            if (state == WAL_BATCH_BROKEN) {
-                *end = SCAN_CORRUPT;
-                return r->read_rc;
-            }
-            if (batch_at(r, f, pos, &head) != WAL_BATCH_BODY) {  // The look ahead moved the window.
-                return RC_IO;
-            }
-        }
-        r->proof = max_u64(r->proof, head.synced_through);
-        r->batch_seen = max_u64(r->batch_seen, batch);
-        GROW(r->batches, r->batches_count, r->batches_cap);
-        struct scan_batch *b = &r->batches[r->batches_count++];
-        *b = (struct scan_batch){.offset = pos, .head = head, .has_bad_body = state == WAL_BATCH_BODY};
-        if (is_direct) {
-            TRY(batch_replay(r, b, f->seq, pos + WAL_BATCH_HEADER_BYTES));
-        }
-        pos = wal_round_up(pos + head.total_len, f->header.align);
-    }
-    return r->read_rc;
 }
 
 // ---- the new file ----------------------------------------------------------------------------------------------
@@ -383,7 +120,7 @@ static uint32_t rewrite_from(const struct recovery *r)
     bool is_sound = true;
     for (uint32_t i = r->batches_count; i > 0; i--) {
         const struct scan_batch *b = &r->batches[i - 1];
-        bytes += b->head.total_len;
+        bytes += b->head.total_len + b->region.bytes;
         is_sound = is_sound && !b->has_bad_body;
         if (b->head.batch > r->proof) {
             assert(!b->has_bad_body);
@@ -405,8 +142,8 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
         w->prev_seq = last->seq;
         w->prev_last = from > 0 && from <= r->batches_count ? r->batches[from - 1].head.batch : r->batch_seen;
     }
-    w->batch_synced = max_u64(r->proof, w->prev_last);
-    r->batch_seen = max_u64(r->batch_seen, w->batch_synced);
+    w->batch_synced = wal_max(r->proof, w->prev_last);
+    r->batch_seen = wal_max(r->batch_seen, w->batch_synced);
     w->batch_next = r->batch_seen == 0 ? 1 : r->batch_seen + WAL_BATCH_GAP;
     void (*on_done)(void *, struct wal_submission *) = w->config.on_done;
     w->config.on_done = NULL;
@@ -418,28 +155,57 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
     return rc;
 }
 
-// Copies the records of batches[from..] out of the window: one range a batch. The caller frees ranges and *copy_out.
+// Copies `len` bytes of the last file at `at` to `to`, as one range.
+static enum rc range_copy(struct recovery *r, uint64_t at, uint64_t len, struct wal_submission *s, uint8_t **to)
+{
+    if (len == 0) {
+        return RC_OK;
+    }
+    const uint8_t *ptr = recovery_window(r, at, len);
+    if (ptr == NULL) {
+        return r->read_rc != RC_OK ? r->read_rc : RC_IO;
+    }
+    memcpy(*to, ptr, len);
+    s->ranges[s->ranges_count++] = (struct wal_range){.ptr = *to, .len = (uint32_t)len};
+    *to += len;
+    return RC_OK;
+}
+
+// Copies the records of batches[from..] out of the window: a range for a batch's own and one for its region's, which stand
+// behind them from then on. The caller frees ranges and *copy_out.
 static enum rc tail_copy(struct recovery *r, uint32_t from, struct wal_submission *s, uint8_t **copy_out)
 {
     for (uint32_t i = from; i < r->batches_count; i++) {
-        s->bytes += r->batches[i].head.total_len - WAL_BATCH_HEADER_BYTES;
+        s->bytes += scan_batch_records(&r->batches[i]) + r->batches[i].region.bytes;
     }
     uint8_t *to = *copy_out = mem_alloc(s->bytes + 1);
-    s->ranges = mem_zalloc((r->batches_count + 1) * sizeof(*s->ranges));
+    s->ranges = mem_zalloc((2 * (size_t)r->batches_count + 1) * sizeof(*s->ranges));
     for (uint32_t i = from; i < r->batches_count; i++) {
         const struct scan_batch *b = &r->batches[i];
-        uint32_t len = b->head.total_len - WAL_BATCH_HEADER_BYTES;
-        const uint8_t *ptr = window(r, b->offset, b->head.total_len);
-        if (ptr == NULL) {
-            return r->read_rc != RC_OK ? r->read_rc : RC_IO;
-        }
-        if (len > 0) {
-            memcpy(to, ptr + WAL_BATCH_HEADER_BYTES, len);
-            s->ranges[s->ranges_count++] = (struct wal_range){.ptr = to, .len = len};
-            to += len;
-        }
+        TRY(range_copy(r, b->offset + WAL_BATCH_HEADER_BYTES, scan_batch_records(b), s, &to));
+        TRY(range_copy(r, b->region.offset, b->region.bytes, s, &to));
     }
     return RC_OK;
+}
+
+// Where the copies of batches[from..] went.
+static void tail_moved(struct recovery *r, uint32_t from, const struct wal_submission *s)
+{
+    const struct wal_range *range = s->ranges;
+    for (uint32_t i = from; i < r->batches_count; i++) {
+        struct scan_batch *b = &r->batches[i];
+        if (scan_batch_records(b) > 0) {
+            b->seq = range->file_seq;
+            b->records_at = range->file_offset;
+            range++;
+        }
+        if (b->region.bytes > 0) {
+            b->region_seq = range->file_seq;
+            b->region_at = range->file_offset;
+            range++;
+        }
+    }
+    assert(range == s->ranges + s->ranges_count);
 }
 
 // The last file that counts is loaded and scanned: secure its tail, then replay it.
@@ -455,18 +221,11 @@ static enum rc last_replay(struct recovery *r, struct scan_file *last)
     if (rc == RC_OK && from == 0) {
         last->is_chained = false;
     }
-    uint32_t range = 0;
+    if (rc == RC_OK) {
+        tail_moved(r, from, &s);
+    }
     for (uint32_t i = 0; rc == RC_OK && i < r->batches_count; i++) {
-        const struct scan_batch *b = &r->batches[i];
-        uint64_t offset = b->offset + WAL_BATCH_HEADER_BYTES;
-        uint64_t seq = last->seq;
-        if (i >= from && b->head.total_len > WAL_BATCH_HEADER_BYTES) {
-            seq = s.ranges[range].file_seq;
-            offset = s.ranges[range].file_offset;
-            assert(seq == r->w->seq);
-            range++;
-        }
-        rc = batch_replay(r, b, seq, offset);
+        rc = recovery_batch_replay(r, &r->batches[i]);
     }
     free(s.ranges);
     free(copy);
@@ -510,7 +269,7 @@ static void lost_whole(struct recovery *r)
     struct wal *w = r->w;
     r->report->is_corrupt = true;
     r->report->corrupt_groups_known = false;
-    w->seq = max_u64(w->seq, r->first_seq);
+    w->seq = wal_max(w->seq, r->first_seq);
     w->prev_seq = r->first_seq;
     log_critical("wal: the log is gone (no file from %016" PRIx64 " on): what was acknowledged may be missing", r->first_seq);
 }
@@ -537,8 +296,8 @@ static enum rc chain_replay(struct recovery *r)
         uint64_t limit = is_linked ? next->header.prev_last : UINT64_MAX;
         bool is_direct = r->proof >= limit;  // Whatever is bad here is damage: nothing will be cut or moved.
         enum scan_end end;
-        TRY(file_load(r, f));
-        TRY(file_scan(r, f, limit, is_direct, &end));
+        TRY(recovery_file_load(r, f));
+        TRY(recovery_file_scan(r, f, limit, is_direct, &end));
         if (end == SCAN_CUT && next != NULL && !next->is_header_ok) {
             end = SCAN_END;  // Nobody says where this file ends; the next one's header is the damage.
         }
@@ -550,7 +309,7 @@ static enum rc chain_replay(struct recovery *r)
         for (uint32_t k = 0; k < r->batches_count; k++) {
             f->is_empty = f->is_empty && r->batches[k].head.count == 0;
             if (!is_direct) {
-                TRY(batch_replay(r, &r->batches[k], f->seq, r->batches[k].offset + WAL_BATCH_HEADER_BYTES));
+                TRY(recovery_batch_replay(r, &r->batches[k]));
             }
         }
         if (end == SCAN_CORRUPT) {
@@ -601,7 +360,7 @@ static void pool_fill(struct recovery *r)
     w->pool_is_dirty = true;
     for (uint32_t i = 0; i < r->free_count; i++) {
         uint64_t seq = r->free_files[i];
-        w->seq = max_u64(w->seq, seq);
+        w->seq = wal_max(w->seq, seq);
         char path[WAL_PATH_MAX];
         wal_free_path(w, seq, path);
         struct disk_file *f = NULL;
@@ -632,7 +391,7 @@ static enum rc recover(struct recovery *r)
     struct scan_file *all = r->files;
     uint32_t all_count = r->files_count;
     for (uint32_t i = 0; i < old; i++) {
-        r->batch_seen = max_u64(r->batch_seen, all[i].is_header_ok ? all[i].header.first_batch : 0);
+        r->batch_seen = wal_max(r->batch_seen, all[i].is_header_ok ? all[i].header.first_batch : 0);
     }
     r->files = all + old;
     r->files_count -= old;

@@ -9,7 +9,8 @@
 // - One batch is composed, written and completed at a time, so at composition everything before it is durable:
 //   `batch_synced` of every batch is the number of the one before it (except across a recovery).
 // - A range lies whole in one batch, a batch whole in one file. A batch starts at a multiple of `align`.
-// - Submissions complete in order, each when its last range is durable; an empty one when those before it are.
+// - Submissions complete in order, each when its last range is durable; an empty one when those before it are. Large ones
+//   have an order of their own: region.c.
 // - After the first failed write or sync nothing is written again and everything completes with that error (P6).
 //
 // Deliberately not here: threads, retries, and any knowledge of what a record means.
@@ -33,8 +34,13 @@ struct wal *wal_create(const struct wal_config *config)
     rng_seed(&w->rng, config->random);
     list_init(&w->waiting);
     list_init(&w->composed);
+    list_init(&w->large);
+    list_init(&w->region.members);
     list_init(&w->files);
     w->batch_next = 1;
+    if (w->config.slice_bytes == 0) {
+        w->config.slice_bytes = LIMIT_WAL_SLICE_BYTES;
+    }
     return w;
 }
 
@@ -51,6 +57,7 @@ void wal_close(struct wal *w)
         free(list_entry(list_pop(&w->files), struct wal_file, link));
     }
     free(w->batch.iov);
+    free(w->batch.slice_iov);
     free(w->dir);
     free(w);
 }
@@ -59,6 +66,7 @@ void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t
                        void (*on_done)(void *ctx, struct wal_submission *s), void *ctx)
 {
     assert(list_is_empty(&w->waiting) && list_is_empty(&w->composed));
+    assert(list_is_empty(&w->large) && !w->region.is_open);
     w->config.on_file_closed = on_file_closed;
     w->config.on_done = on_done;
     w->config.ctx = ctx;
@@ -67,7 +75,13 @@ void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t
 void wal_submit(struct wal *w, struct wal_submission *s)
 {
     assert(s->ranges_count > 0 || s->bytes == 0);
-    list_add_tail(&w->waiting, &s->link);
+    if (s->is_large) {
+        s->after = w->submitted;
+        list_add_tail(&w->large, &s->link);
+    } else {
+        list_add_tail(&w->waiting, &s->link);
+        w->submitted++;
+    }
     w->pending_bytes += s->bytes;
 }
 
@@ -77,7 +91,7 @@ static bool disk_has_failed(const struct wal *w)
     return __atomic_load_n(&w->config.disk->failed, __ATOMIC_ACQUIRE);
 }
 
-static void submission_done(struct wal *w, struct list *item, enum rc rc)
+void wal_submission_done(struct wal *w, struct list *item, enum rc rc)
 {
     struct wal_submission *s = list_entry(item, struct wal_submission, link);
     assert(w->pending_bytes >= s->bytes);
@@ -91,11 +105,12 @@ static void submission_done(struct wal *w, struct list *item, enum rc rc)
 static void fail_all(struct wal *w, enum rc rc)
 {
     w->cursor = 0;
-    while (!list_is_empty(&w->composed)) {
-        submission_done(w, list_pop(&w->composed), rc);
-    }
-    while (!list_is_empty(&w->waiting)) {
-        submission_done(w, list_pop(&w->waiting), rc);
+    w->region.is_open = false;
+    struct list *const lists[] = {&w->composed, &w->waiting, &w->region.members, &w->large};
+    for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
+        while (!list_is_empty(lists[i])) {
+            wal_submission_done(w, list_pop(lists[i]), rc);
+        }
     }
 }
 
@@ -103,27 +118,30 @@ static void fail_all(struct wal *w, enum rc rc)
 
 static void iov_add(struct wal_batch *b, const void *ptr, uint64_t len)
 {
-    if (b->iov_count == b->iov_cap) {
-        b->iov_cap = b->iov_cap == 0 ? 64 : b->iov_cap * 2;
-        b->iov = mem_realloc(b->iov, (size_t)b->iov_cap * sizeof(*b->iov));
-    }
-    b->iov[b->iov_count++] = (struct iovec){.iov_base = (void *)(uintptr_t)ptr, .iov_len = len};
+    wal_iov_add(&b->iov, &b->iov_count, &b->iov_cap, ptr, len);
 }
 
-// Starts an empty batch that will hold at least `need` bytes of records, in the current file if they fit.
-static void batch_begin(struct wal *w, uint64_t need)
+// Starts an empty batch that will hold at least `need` bytes of records, in the current file if they fit beside `region`
+// bytes for a region.
+static void batch_begin(struct wal *w, uint64_t need, uint64_t region)
 {
     struct wal_batch *b = &w->batch;
     assert(!b->is_composed);
-    uint64_t bytes = WAL_BATCH_HEADER_BYTES + need;
-    b->is_roll = w->file == NULL || bytes > w->file_bytes - w->offset;
+    uint64_t bytes = WAL_BATCH_HEADER_BYTES + need + region;
+    b->is_roll = w->file == NULL || bytes > w->limit - w->offset;
     b->offset = b->is_roll ? WAL_HEADER_BYTES : w->offset;
     b->file_bytes = w->file_bytes;
+    b->limit = w->limit;
     if (b->is_roll) {
+        assert(!w->region.is_open);
         uint64_t own = wal_round_up(WAL_HEADER_BYTES + bytes, WAL_ALIGN_MAX);
         b->file_bytes = own > w->config.file_bytes ? own : w->config.file_bytes;
+        b->limit = b->file_bytes;
     }
     b->iov_count = 0;
+    b->slice_count = 0;
+    b->slice_bytes = 0;
+    b->ends_region = false;
     iov_add(b, w->header_page, WAL_HEADER_BYTES);
     iov_add(b, &b->head, WAL_BATCH_HEADER_BYTES);
     b->head = (struct wal_batch_disk){
@@ -143,7 +161,7 @@ static bool batch_add(struct wal *w, struct wal_range *r, uint64_t bytes_max)
     if (b->head.total_len > WAL_BATCH_HEADER_BYTES && total > bytes_max) {
         return false;
     }
-    if (total > b->file_bytes - b->offset || total > UINT32_MAX) {
+    if (total > b->limit - b->offset - wal_region_reserve(w) || total > UINT32_MAX) {
         return false;
     }
     r->file_seq = b->is_roll ? w->seq + 1 : w->seq;
@@ -171,6 +189,7 @@ static void batch_gather(struct wal *w, uint64_t bytes_max)
         list_remove(&s->link);
         list_add_tail(&w->composed, &s->link);
         w->cursor = 0;
+        w->taken++;
     }
 }
 
@@ -194,7 +213,7 @@ static void batch_finish(struct wal *w)
     if (b->padded_bytes > b->head.total_len) {
         iov_add(b, zeros, b->padded_bytes - b->head.total_len);
     }
-    assert(b->offset + b->padded_bytes <= b->file_bytes);
+    assert(b->offset + b->padded_bytes <= b->limit);
     b->is_composed = true;
 }
 
@@ -202,7 +221,19 @@ static void batch_finish(struct wal *w)
 static void complete_leading_empty(struct wal *w)
 {
     while (!list_is_empty(&w->waiting) && list_entry(w->waiting.next, struct wal_submission, link)->ranges_count == 0) {
-        submission_done(w, list_pop(&w->waiting), RC_OK);
+        w->taken++;
+        wal_submission_done(w, list_pop(&w->waiting), RC_OK);
+    }
+}
+
+static void complete_leading_empty_large(struct wal *w)
+{
+    while (!w->region.is_open && !list_is_empty(&w->large)) {
+        const struct wal_submission *s = list_entry(w->large.next, struct wal_submission, link);
+        if (s->ranges_count > 0 || s->after > w->taken) {
+            return;
+        }
+        wal_submission_done(w, list_pop(&w->large), RC_OK);
     }
 }
 
@@ -218,23 +249,38 @@ bool wal_compose(struct wal *w)
     if (w->cursor == 0) {
         complete_leading_empty(w);
     }
-    if (list_is_empty(&w->waiting)) {
+    complete_leading_empty_large(w);
+    const uint64_t region = wal_region_due(w);
+    if (list_is_empty(&w->waiting) && region == 0 && !w->region.is_open) {
         return false;
     }
-    struct wal_submission *first = list_entry(w->waiting.next, struct wal_submission, link);
-    batch_begin(w, first->ranges[w->cursor].len);
-    batch_gather(w, LIMIT_WAL_BATCH_BYTES);
+    uint64_t need = 0;
+    if (!list_is_empty(&w->waiting)) {
+        need = list_entry(w->waiting.next, struct wal_submission, link)->ranges[w->cursor].len;
+    }
+    // A file is not left while a region in it is open: the region's end comes first.
+    const bool is_last_room = w->region.is_open && WAL_BATCH_HEADER_BYTES + need + wal_region_reserve(w) > w->limit - w->offset;
+    batch_begin(w, is_last_room ? 0 : need, region);
+    if (region > 0) {
+        wal_region_open(w);
+    }
+    if (!is_last_room) {
+        batch_gather(w, w->region.is_open ? w->config.slice_bytes : LIMIT_WAL_BATCH_BYTES);
+    }
+    if (w->region.is_open) {
+        wal_region_slice(w, is_last_room ? UINT64_MAX : w->config.slice_bytes);
+    }
     batch_finish(w);
-    assert(w->batch.head.count > 0);
     return true;
 }
 
 bool wal_compose_mark(struct wal *w)
 {
-    if (!w->needs_mark || w->has_failed || disk_has_failed(w) || !list_is_empty(&w->waiting)) {
+    if (!w->needs_mark || w->has_failed || disk_has_failed(w) || !list_is_empty(&w->waiting) || w->region.is_open ||
+        !list_is_empty(&w->large)) {
         return false;
     }
-    batch_begin(w, 0);
+    batch_begin(w, 0, 0);
     batch_finish(w);
     return true;
 }
@@ -242,13 +288,23 @@ bool wal_compose_mark(struct wal *w)
 void wal_compose_whole(struct wal *w)
 {
     assert(w->file == NULL);
-    batch_begin(w, w->pending_bytes);
+    batch_begin(w, w->pending_bytes, 0);
     batch_gather(w, UINT32_MAX);
     assert(list_is_empty(&w->waiting));
     batch_finish(w);
 }
 
 // ---- writing ---------------------------------------------------------------------------------------------------
+
+enum rc wal_batch_write(struct wal *w, struct disk_file *f)
+{
+    struct disk *d = w->config.disk;
+    const struct wal_batch *b = &w->batch;
+    if (b->slice_count > 0) {
+        TRY(d->writev(f, b->slice_iov, b->slice_count, b->slice_offset));
+    }
+    return b->is_roll ? d->writev(f, b->iov, b->iov_count, 0) : d->writev(f, b->iov + 1, b->iov_count - 1, b->offset);
+}
 
 enum rc wal_write(struct wal *w)
 {
@@ -266,7 +322,7 @@ enum rc wal_write(struct wal *w)
             w->file = f;
         }
     } else {
-        rc = d->writev(w->file, b->iov + 1, b->iov_count - 1, b->offset);
+        rc = wal_batch_write(w, w->file);
         if (rc == RC_OK) {
             rc = d->sync(w->file);
         }
@@ -293,6 +349,7 @@ void wal_complete(struct wal *w, enum rc rc)
         wal_file_add(w, w->seq, b->file_bytes);
     }
     w->offset = b->offset + b->padded_bytes;
+    w->limit = b->limit;
     w->batch_synced = b->head.batch;
     w->batch_next = b->head.batch + 1;
     w->prev_seq = w->seq;
@@ -302,8 +359,9 @@ void wal_complete(struct wal *w, enum rc rc)
     struct list done;
     list_init(&done);
     list_splice(&done, &w->composed);
+    wal_region_complete(w, &done);
     while (!list_is_empty(&done)) {
-        submission_done(w, list_pop(&done), RC_OK);
+        wal_submission_done(w, list_pop(&done), RC_OK);
     }
     if (closed != 0 && w->config.on_file_closed != NULL) {
         w->config.on_file_closed(w->config.ctx, closed);

@@ -4,7 +4,7 @@
 //
 // The core is a state machine without threads. One driver (wal_thread.c; in the simulator the scheduler) does
 //     while (wal_compose(w)) { rc = wal_write(w); wal_complete(w, rc); }
-// wal_write is the part that blocks. Submissions complete strictly in the order of wal_submit.
+// wal_write is the part that blocks. In which order submissions complete: see struct wal_submission.
 // All calls but wal_open come from the driver's thread.
 #pragma once
 #include "consensus/wal/disk.h"
@@ -22,10 +22,17 @@ struct wal_range {
     uint64_t file_offset;
 };
 
+// Two kinds. Ordinary submissions complete in order. Those with is_large are written in slices between the batches of the
+// others: they complete in order among themselves, and none before the ordinary ones submitted ahead of it; ordinary ones
+// pass them. So what must stay behind a large record (anything of its group) has to be submitted as large, too, until
+// that one has come back.
 struct wal_submission {
     struct list link;          // For whoever holds it.
     struct wal_range *ranges;  // Owned by the submitter. May be empty: completes in order all the same.
     uint32_t ranges_count;
+    uint16_t worker;           // For the thread: whose it is.
+    bool is_large;
+    uint64_t after;            // For the WAL (is_large): so many ordinary ones come before it.
     uint64_t bytes;            // Sum of the ranges.
     enum rc result;            // RC_OK: everything is durable. Else the disk failed: nothing may be acknowledged.
     void *owner;               // For the submitter.
@@ -37,6 +44,7 @@ struct wal_config {
     uint8_t cluster_id[16];  // Zeros until known; checked only if both sides are not zero.
     uint64_t file_bytes;     // LIMIT_WAL_FILE_BYTES
     uint32_t align;          // Batches are padded to this (4096; 8 = none).
+    uint32_t slice_bytes;    // Of large submissions in one batch; 0: LIMIT_WAL_SLICE_BYTES.
     uint64_t random;         // Seed for salts.
     bool must_exist;         // There has been a log here: without any file everything is lost, not new (law 2).
     // A file was closed (full); it may be retired. Driver's thread.
@@ -75,8 +83,8 @@ MUST_USE enum rc wal_open(const struct wal_config *config, uint64_t first_seq, w
 void wal_close(struct wal *w);
 
 void wal_submit(struct wal *w, struct wal_submission *s);
-// Gathers waiting submissions into one batch (<= LIMIT_WAL_BATCH_BYTES unless it is one record), rolling to a new file
-// where needed. False: nothing to write.
+// Gathers waiting submissions into one batch (<= LIMIT_WAL_BATCH_BYTES unless it is one record) and the next slice of a
+// large one, rolling to a new file where needed. False: nothing to write.
 MUST_USE bool wal_compose(struct wal *w);
 MUST_USE enum rc wal_write(struct wal *w);  // pwritev + fdatasync of the composed batch.
 void wal_complete(struct wal *w, enum rc rc);

@@ -53,9 +53,6 @@ struct wal_thread {
     pthread_t thread;
     int wake_fd;
     struct wal_worker *workers;
-    // WAL thread: which worker each submission inside the core came from, in order (a ring that grows).
-    uint16_t *origins;
-    uint32_t origins_head, origins_count, origins_cap;
     _Alignas(64) _Atomic bool shared_is_asleep;  // See above.
     _Atomic bool shared_must_stop;               // Release by wal_thread_stop.
     _Atomic(struct retirement *) shared_retired; // Stack; pushed by anyone, taken whole by the WAL thread.
@@ -92,6 +89,7 @@ void wal_thread_submit(struct wal_thread *t, uint32_t worker, struct wal_submiss
 {
     assert(worker < t->config.workers);
     struct wal_worker *k = &t->workers[worker];
+    s->worker = (uint16_t)worker;
     list_add_tail(&k->in_waiting, &s->link);
     push_waiting(k);
     wake(t);
@@ -138,35 +136,10 @@ uint32_t wal_thread_file_count(struct wal_thread *t)
 
 // ---- WAL thread ------------------------------------------------------------------------------------------------
 
-static void origin_push(struct wal_thread *t, uint32_t worker)
-{
-    if (t->origins_count == t->origins_cap) {
-        uint32_t cap = t->origins_cap == 0 ? 1024 : t->origins_cap * 2;
-        uint16_t *grown = mem_alloc(cap * sizeof(*grown));
-        for (uint32_t i = 0; i < t->origins_count; i++) {
-            grown[i] = t->origins[(t->origins_head + i) % t->origins_cap];
-        }
-        free(t->origins);
-        t->origins = grown;
-        t->origins_cap = cap;
-        t->origins_head = 0;
-    }
-    t->origins[(t->origins_head + t->origins_count++) % t->origins_cap] = (uint16_t)worker;
-}
-
-static uint32_t origin_pop(struct wal_thread *t)
-{
-    assert(t->origins_count > 0);
-    uint32_t worker = t->origins[t->origins_head];
-    t->origins_head = (t->origins_head + 1) % t->origins_cap;
-    t->origins_count--;
-    return worker;
-}
-
 static void on_done(void *ctx, struct wal_submission *s)
 {
     struct wal_thread *t = ctx;
-    struct wal_worker *k = &t->workers[origin_pop(t)];
+    struct wal_worker *k = &t->workers[s->worker];
     if (s->result != RC_OK) {
         return;  // The process is about to end.
     }
@@ -193,12 +166,10 @@ static bool take(struct wal_thread *t, bool must_stop)
     for (uint32_t i = 0; i < t->config.workers; i++) {
         struct wal_submission *s;
         while ((s = ring_pop(&t->workers[i].in)) != NULL) {
-            origin_push(t, i);
             wal_submit(t->wal, s);
             any = true;
         }
         while (must_stop && !list_is_empty(&t->workers[i].in_waiting)) {
-            origin_push(t, i);
             wal_submit(t->wal, list_entry(list_pop(&t->workers[i].in_waiting), struct wal_submission, link));
             any = true;
         }
@@ -255,7 +226,7 @@ static void write_batch(struct wal_thread *t)
     uint64_t now = clock_mono_ns(env_system_clock());
     // One large record may rightly take seconds: its bytes are allowed the time a slow disk needs for them, so that only a
     // disk that stands still looks old.
-    const uint64_t allowed = t->wal->batch.padded_bytes * SLOW_DISK_NS_PER_BYTE;
+    const uint64_t allowed = (t->wal->batch.padded_bytes + t->wal->batch.slice_bytes) * SLOW_DISK_NS_PER_BYTE;
     atomic_store_explicit(&t->shared_batch_start_ns, now + allowed, memory_order_relaxed);
     enum rc rc = wal_write(t->wal);
     if (rc != RC_OK) {
@@ -359,7 +330,6 @@ static void thread_free(struct wal_thread *t)
         close(t->wake_fd);
     }
     free(t->workers);
-    free(t->origins);
     free(t);
 }
 

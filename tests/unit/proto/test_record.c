@@ -115,9 +115,9 @@ START_TEST(senseless_headers_are_refused)
     uint64_t size;
     bytes[32] = 0;
     ck_assert_int_eq(record_peek(span_of(bytes, SIZE), &r, &size), RC_MALFORMED);
-    bytes[32] = RECORD_MARK + 1;
+    bytes[32] = RECORD_REGION + 1;
     ck_assert_int_eq(record_peek(span_of(bytes, SIZE), &r, &size), RC_MALFORMED);
-    bytes[32] = RECORD_MARK;
+    bytes[32] = RECORD_REGION;
     ck_assert_int_eq(record_peek(span_of(bytes, SIZE), &r, &size), RC_OK);
     uint32_t len = RECORD_PAYLOAD_MAX;
     memcpy(bytes + 4, &len, 4);
