@@ -139,3 +139,39 @@ void formation_decide(const struct formation_self *self, const struct formation_
     }
     say(out, "waiting for %s, the first by name, to found the cluster", first);
 }
+
+// A lost member's place is given away only by the leader of the metadata group, and only while a majority of that group's
+// voters are here without the lost one: what a majority had promised is then known to those that are left.
+enum admission formation_admit(const struct admission_view *v, char reason[FORMATION_REASON_BYTES])
+{
+    reason[0] = '\0';
+    if (!v->is_known || v->is_same_store) {
+        return v->is_known ? ADMISSION_KNOWN : ADMISSION_NEW;
+    }
+    if (!v->is_leading) {
+        const bool can_ask = v->leader && v->leader[0] != '\0';
+        if (can_ask) {
+            snprintf(reason, FORMATION_REASON_BYTES, "the name belongs to a member with another disk; %s decides", v->leader);
+        } else {
+            snprintf(reason, FORMATION_REASON_BYTES,
+                     "the name belongs to a member with another disk. It is replaced once the metadata group has a leader, for which it needs a majority "
+                     "of the members that have theirs%s%s",
+                     v->missing[0] ? "; missing: " : "", v->missing);
+        }
+        return can_ask ? ADMISSION_ASK : ADMISSION_WAIT;
+    }
+    if (v->is_former_alive) {
+        snprintf(reason, FORMATION_REASON_BYTES, "a member of this name is alive");
+        return ADMISSION_WAIT;
+    }
+    if (v->voters_up * 2 <= v->voters) {
+        snprintf(reason, FORMATION_REASON_BYTES, "the member of this name has lost its disk; it is replaced when a majority of the others is there: %s missing",
+                 v->missing[0] ? v->missing : "nobody is");
+        return ADMISSION_WAIT;
+    }
+    if (v->is_changing) {
+        snprintf(reason, FORMATION_REASON_BYTES, "its new identity is being committed");
+        return ADMISSION_WAIT;
+    }
+    return ADMISSION_REPLACE;
+}

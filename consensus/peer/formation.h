@@ -41,6 +41,26 @@ struct formation_decision {
     char reason[FORMATION_REASON_BYTES];  // WAIT: for the log; NUL-terminated.
 };
 
+// What a member makes of a node that asks to be let in.
+enum admission {
+    ADMISSION_KNOWN,    // Its record is there: it gets the ids in it.
+    ADMISSION_NEW,      // Make a record for it.
+    ADMISSION_REPLACE,  // A member that lost its disk: new ids for the name, the old ones are retired (law 2).
+    ADMISSION_ASK,      // Whoever leads the metadata group knows best whether the former one lives: ask there.
+    ADMISSION_WAIT,     // `reason` says for what.
+};
+struct admission_view {
+    bool is_known, is_same_store;  // The name has a record; with the asking node's store id.
+    bool is_former_alive;          // The node of that record lives, as far as this one sees.
+    bool is_leading;               // This node leads the metadata group and its term's no-op is applied.
+    const char *leader;            // Another one leads, or NULL.
+    uint32_t voters;               // Of the metadata group, the retired or lost one still counted,
+    uint32_t voters_up;            // and those of them that are here, the lost one never.
+    const char *missing;           // Names of voters that are away, for `reason`; "" if none.
+    bool is_changing;              // Another change for this name is under way.
+};
+enum admission formation_admit(const struct admission_view *v, char reason[FORMATION_REASON_BYTES]);
+
 // Hash of a list of names, whatever their order and repetitions. 0 for an empty list.
 uint64_t formation_list_hash(const char *const *names, uint32_t count);
 

@@ -66,6 +66,8 @@ void join_reply_encode(struct buf *to, const struct join_reply *r)
     m.members = member_ptrs;
     m.n_nodes = r->nodes_len;
     m.nodes = node_ptrs;
+    m.ask = (char *)r->ask;
+    m.ask_address = (char *)r->ask_address;
     pb_pack(to, &m.base);
 }
 
@@ -98,7 +100,8 @@ static bool reply_take(const Warren__Peer__JoinReply *m, struct join_reply *out)
             .is_voter = m->members[i]->is_voter,
         };
     }
-    if (!pb_text(out->text, PEER_TEXT_MAX, m->text) ||
+    if (!pb_text(out->text, PEER_TEXT_MAX, m->text) || !pb_text(out->ask, PEER_NAME_MAX, m->ask) ||
+        !pb_text(out->ask_address, PEER_ADDRESS_MAX, m->ask_address) ||
         !pb_bytes(out->cluster_id, CLUSTER_ID_BYTES, m->cluster_id)) {
         return false;
     }

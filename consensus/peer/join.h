@@ -10,7 +10,7 @@
 enum join_result {
     JOIN_OK = 0,
     JOIN_RETRY = 1,       // No leader or no majority now, or another change is under way: ask again.
-    JOIN_NAME_TAKEN = 2,  // The name is known under another store id (text: how it is cured).
+    JOIN_NAME_TAKEN = 2,  // The name is a living member's (text).
     JOIN_REFUSED = 3,     // For good (text).
 };
 
@@ -46,6 +46,8 @@ struct join_reply {
     uint32_t members_len;
     struct join_meta_member members[JOIN_META_MEMBERS_MAX];
     uint32_t nodes_len;
+    char ask[PEER_NAME_MAX + 1];  // JOIN_RETRY: whom to ask instead; empty: the same again.
+    char ask_address[PEER_ADDRESS_MAX + 1];
     struct join_node *nodes;  // JOIN_NODES_MAX at most. Owned after decoding: join_reply_deinit.
 };
 

@@ -204,8 +204,11 @@ static void ask_to_join(struct node *n, const char *via)
     snprintf(n->via, sizeof(n->via), "%s", via);
     struct buf envelope = {0};
     join_request_encode(&envelope, &r);
-    if (peer_net_send_named(n->peers, via, FRAME_JOIN, buf_span(&envelope)) != RC_OK && n->is_rejoining) {
-        node_wait_for(n, "waiting for %s at %s, to join its cluster", via, n->joined_address);
+    if (peer_net_send_named(n->peers, n->via, FRAME_JOIN, buf_span(&envelope)) != RC_OK) {
+        if (n->is_rejoining && n->ask[0] == '\0') {
+            node_wait_for(n, "waiting for %s at %s, to join its cluster", n->via, n->joined_address);
+        }
+        n->ask[0] = '\0';  // Next time whoever can be reached.
     }
     buf_deinit(&envelope);
 }
@@ -236,6 +239,17 @@ static void joined(struct node *n, const struct join_reply *r)
     become_member(n);
 }
 
+// The member asked is not the one to decide: another is, which may have to be dialled first.
+static void ask_there(struct node *n, const struct join_reply *r)
+{
+    if (strcmp(n->ask, r->ask) != 0) {
+        snprintf(n->ask, sizeof(n->ask), "%s", r->ask);
+        if (n->ask[0] != '\0' && peer_net_add(n->peers, r->ask, r->ask_address, 0, NULL) != RC_OK) {
+            n->ask[0] = '\0';
+        }
+    }
+}
+
 static void on_join_reply(struct node *n, const struct frame *f)
 {
     struct join_reply r;
@@ -247,6 +261,7 @@ static void on_join_reply(struct node *n, const struct frame *f)
             joined(n, &r);
         } else {
             node_wait_for(n, "%s did not let this node in: %s", n->via, r.text);
+            ask_there(n, &r);
             if (r.result != JOIN_RETRY) {
                 n->join_at_ns = now_ns() + JOIN_REFUSED_MS * 1000000ull;
                 if (!n->is_rejoining) {
@@ -259,123 +274,26 @@ static void on_join_reply(struct node *n, const struct frame *f)
     join_reply_deinit(&r);
 }
 
-// ---- letting others in -------------------------------------------------------------------------------------------
-
-struct admission {
-    struct node *node;
-    struct join_request request;
-};
-
-static void send_reply(struct node *n, const char *to, const struct join_reply *r)
-{
-    struct buf envelope = {0};
-    join_reply_encode(&envelope, r);
-    // If it cannot be sent, the node asks again.
-    (void)!peer_net_send_named(n->peers, to, FRAME_JOIN_REPLY, buf_span(&envelope));
-    buf_deinit(&envelope);
-}
-
-static void refuse(struct node *n, const struct join_request *q, enum join_result result, const char *text)
-{
-    struct join_reply r = {.token = q->token, .result = result};
-    snprintf(r.text, sizeof(r.text), "%s", text);
-    send_reply(n, q->name, &r);
-}
-
-struct node_table {
-    struct join_reply *reply;
-};
-
-static void add_node(void *ctx, const struct broker_node *b)
-{
-    struct node_table *t = ctx;
-    if (t->reply->nodes_len == JOIN_NODES_MAX) {
-        return;
-    }
-    struct join_node *j = &t->reply->nodes[t->reply->nodes_len++];
-    *j = (struct join_node){.node_id = b->node_id};
-    memcpy(j->store_id, b->store_id.ptr, b->store_id.len < STORE_ID_BYTES ? b->store_id.len : STORE_ID_BYTES);
-    snprintf(j->name, sizeof(j->name), "%.*s", (int)b->name.len, (const char *)b->name.ptr);
-    snprintf(j->address, sizeof(j->address), "%.*s", (int)b->address.len, (const char *)b->address.ptr);
-}
-
-static void accept_node(struct node *n, const struct join_request *q, const struct broker_node *known)
-{
-    struct consensus_status s;
-    group_status(metastore_group(n->metastore), &s);
-    struct join_reply r = {.token = q->token, .result = JOIN_OK, .node_id = known->node_id, .replica_id = known->replica_id};
-    memcpy(r.cluster_id, n->identity.cluster_id, sizeof(r.cluster_id));
-    for (uint32_t i = 0; i < s.config->count; i++) {
-        const struct member *m = &s.config->members[i];
-        if (m->replica_id != known->replica_id) {
-            r.members[r.members_len++] = (struct join_meta_member){m->replica_id, m->node_id, m->is_voter};
-        }
-    }
-    r.nodes = calloc(JOIN_NODES_MAX, sizeof(*r.nodes));
-    struct node_table t = {&r};
-    broker_node_each(n->workers[0].broker, add_node, &t);
-    send_reply(n, q->name, &r);
-    free(r.nodes);
-}
-
-static bool is_its_store(const struct broker_node *known, const struct join_request *q)
-{
-    return known->store_id.len == STORE_ID_BYTES && memcmp(known->store_id.ptr, q->store_id, STORE_ID_BYTES) == 0;
-}
-
-static void on_recorded(void *ctx, const struct broker_result *result)
-{
-    struct admission *a = ctx;
-    struct node *n = a->node;
-    const struct broker_node *known = broker_node_find(n->workers[0].broker, span_str(a->request.name));
-    if (result->rc == RC_OK && known && !is_its_store(known, &a->request)) {
-        refuse(n, &a->request, JOIN_RETRY, "another node of this name was faster");
-    } else if (result->rc == RC_OK && known) {
-        accept_node(n, &a->request, known);
-    } else {
-        refuse(n, &a->request, JOIN_RETRY, result->rc == RC_OK ? "the node record is not here yet" : result->text);
-    }
-    free(a);
-}
-
-static void on_join_request(struct node *n, const struct frame *f)
-{
-    struct join_request q;
-    if (join_request_decode(f->envelope, &q) != RC_OK) {
-        return;
-    }
-    struct broker *b = n->workers[0].broker;
-    // Nobody is let in before the founding record is there: it stands for the cluster.
-    if (n->membership != MEMBERSHIP_MEMBER || !broker_is_loaded(b) || !metastore_group(n->metastore) ||
-        !broker_node_find(b, span_str(n->config.node_name))) {
-        refuse(n, &q, JOIN_RETRY, "this node is not up yet itself");
-        return;
-    }
-    const struct broker_node *known = broker_node_find(b, span_str(q.name));
-    if (known && !is_its_store(known, &q)) {
-        char text[PEER_TEXT_MAX + 1];
-        snprintf(text, sizeof(text),
-                 "the name %s belongs to a member with another data directory. If that data is lost for good, run `warrenctl forget_cluster_node "
-                 "%s` on a running member and start this node again; if it is not, start the node on its own data directory",
-                 q.name, q.name);
-        refuse(n, &q, JOIN_NAME_TAKEN, text);
-    } else if (known) {
-        accept_node(n, &q, known);
-    } else {
-        struct admission *a = calloc(1, sizeof(*a));
-        *a = (struct admission){n, q};
-        broker_node_put(b, span_str(a->request.name), span_of(a->request.store_id, STORE_ID_BYTES), span_str(a->request.address), on_recorded, a);
-    }
-}
-
 static void on_join_frame(void *ctx, const char *name, const struct frame *f)
 {
     struct node *n = ctx;
     (void)name;
     if (f->type == FRAME_JOIN) {
-        on_join_request(n, f);
+        admission_asked(n, f);
     } else {
         on_join_reply(n, f);
+    }
+}
+
+// The name's record with ids above ours: they were given to a node with another disk. Records come in the order in which they
+// were committed, so ours may pass by on the way; ids only rise.
+static void look_at_own_record(struct node *n, uint32_t node_id, bool is_known)
+{
+    if (is_known && node_id > n->identity.node_id) {
+        log_critical("the cluster knows %s by another disk than %s: that one was started under this name and took this node's place. Delete the data directory "
+                     "and start the node: it joins anew and is filled from the others",
+                     n->config.node_name, n->config.data_dir);
+        n->stop_requested();
     }
 }
 
@@ -386,6 +304,7 @@ void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct s
     snprintf(node, sizeof(node), "%.*s", (int)name.len, (const char *)name.ptr);
     snprintf(where, sizeof(where), "%.*s", (int)address.len, (const char *)address.ptr);
     if (strcmp(node, n->config.node_name) == 0) {
+        look_at_own_record(n, node_id, is_known);
         return;
     }
     if (!is_known) {
@@ -402,28 +321,33 @@ struct reconcile {
     struct node *node;
     struct group *group;
     const struct config *config;
-    bool is_changing;
+    bool is_changing;  // A change is under way: no other.
+    bool is_waiting;   // Something is left to do that could not be done now.
 };
 
-static void reconcile_node(void *ctx, const struct broker_node *b)
+static void change(struct reconcile *r, enum member_change_kind kind, struct member m, const char *doing, const char *name, size_t name_len)
+{
+    const struct member_change c = {.kind = kind, .member = m};
+    r->is_waiting = true;
+    r->is_changing = group_change_members(r->group, &c) == RC_OK;
+    if (r->is_changing) {
+        log_notice("metadata group: %s %.*s", doing, (int)name_len, name);
+    }
+}
+
+// A node that cannot be promoted yet stands in nobody's way.
+static void add_or_promote(void *ctx, const struct broker_node *b)
 {
     struct reconcile *r = ctx;
     if (r->is_changing) {
         return;
     }
-    const struct member *m = config_find(r->config, b->replica_id);
-    struct member_change c = {.member = {.replica_id = b->replica_id, .node_id = b->node_id}};
-    if (!m) {
-        c.kind = MEMBER_ADD_LEARNER;
-    } else if (!m->is_voter && config_voters(r->config) < LIMIT_VOTERS) {
-        c.kind = MEMBER_PROMOTE;
-    } else {
-        return;
-    }
-    r->is_changing = true;
-    enum rc rc = group_change_members(r->group, &c);
-    if (rc == RC_OK) {
-        log_notice("metadata group: %s node %.*s", c.kind == MEMBER_PROMOTE ? "promoting" : "adding", (int)b->name.len, (const char *)b->name.ptr);
+    const struct member *known = config_find(r->config, b->replica_id);
+    const struct member m = {.replica_id = b->replica_id, .node_id = b->node_id};
+    if (!known) {
+        change(r, MEMBER_ADD_LEARNER, m, "adding node", (const char *)b->name.ptr, b->name.len);
+    } else if (!known->is_voter && config_voters(r->config) < LIMIT_VOTERS) {
+        change(r, MEMBER_PROMOTE, m, "promoting node", (const char *)b->name.ptr, b->name.len);
     }
 }
 
@@ -438,26 +362,23 @@ static void look_for_replica(void *ctx, const struct broker_node *b)
     r->is_there = r->is_there || b->replica_id == r->replica_id;
 }
 
-// Members whose record was deleted (forgotten nodes) leave. A record comes before the member and this leader has seen all
-// that is committed, so absence is proof (law 3).
-static void remove_forgotten(struct reconcile *r, uint64_t commit)
+// Members whose record was deleted or replaced (forgotten nodes, lost disks) leave, before others come: they never answer. A
+// record comes before the member and this leader has seen all that is committed, so absence is proof (law 3).
+static void remove_retired(struct reconcile *r, uint64_t commit)
 {
     struct node *n = r->node;
     if (metastore_seen(n->metastore, 0) < commit) {
-        r->is_changing = true;  // Soon.
+        r->is_waiting = r->is_changing = true;
         return;
     }
     for (uint32_t i = 0; i < r->config->count && !r->is_changing; i++) {
         const struct member m = r->config->members[i];
         struct record_of record = {.replica_id = m.replica_id};
         broker_node_each(n->workers[0].broker, look_for_replica, &record);
-        if (record.is_there || m.replica_id == n->identity.replica_id) {
-            continue;
-        }
-        r->is_changing = true;
-        struct member_change c = {.kind = MEMBER_REMOVE, .member = m};
-        if (group_change_members(r->group, &c) == RC_OK) {
-            log_notice("metadata group: removing node %u, which was forgotten", m.node_id);
+        if (!record.is_there && m.replica_id != n->identity.replica_id) {
+            char id[48];
+            const int len = snprintf(id, sizeof(id), "%u, which was forgotten or lost its disk", m.node_id);
+            change(r, MEMBER_REMOVE, m, "removing node", id, (size_t)len);
         }
     }
 }
@@ -500,20 +421,20 @@ static uint64_t reconcile(struct node *n, uint64_t now)
     }
     struct consensus_status s;
     group_status(g, &s);
-    struct reconcile r = {n, g, s.config, false};
+    struct reconcile r = {.node = n, .group = g, .config = s.config};
     if (s.role == ROLE_LEADER && s.is_ready && broker_is_loaded(n->workers[0].broker)) {
         uint32_t nodes = 0;
         broker_node_each(n->workers[0].broker, count_node, &nodes);
         if (nodes == 0 && !n->is_founding) {
             write_founding(n);
         }
-        broker_node_each(n->workers[0].broker, reconcile_node, &r);
-        if (nodes > 0 && !r.is_changing) {
-            remove_forgotten(&r, s.commit);
+        if (nodes > 0) {
+            remove_retired(&r, s.commit);
         }
+        broker_node_each(n->workers[0].broker, add_or_promote, &r);
     }
     bool is_incomplete = !broker_node_find(n->workers[0].broker, span_str(n->config.node_name));
-    n->reconcile_at_ns = now + (r.is_changing || is_incomplete ? RECONCILE_MS : RECONCILE_IDLE_MS) * 1000000ull;
+    n->reconcile_at_ns = now + (r.is_waiting || is_incomplete ? RECONCILE_MS : RECONCILE_IDLE_MS) * 1000000ull;
     return n->reconcile_at_ns;
 }
 
@@ -611,7 +532,7 @@ static uint64_t form(struct node *n, uint64_t now)
     list_names(n, names);
     if (n->joined_to[0] != '\0') {
         if (!rejoin_is_refused(n)) {
-            ask_to_join(n, n->joined_to);
+            ask_to_join(n, n->ask[0] ? n->ask : n->joined_to);
         }
         return now + JOIN_RETRY_MS * 1000000ull;
     }
@@ -622,7 +543,7 @@ static uint64_t form(struct node *n, uint64_t now)
         found(n);
         break;
     case FORMATION_JOIN:
-        ask_to_join(n, d.via);
+        ask_to_join(n, n->ask[0] ? n->ask : d.via);
         break;
     case FORMATION_WAIT:
         node_wait_for(n, "%s", d.reason);

@@ -79,6 +79,7 @@ struct node {
     struct config meta_config;      // Initial one, to start the metadata group with.
     char via[PEER_NAME_MAX + 1];    // Whom we asked to let us in.
     uint64_t join_token, join_at_ns;  // Next time to ask.
+    char ask[PEER_NAME_MAX + 1];    // Who decides on us, as another member said; empty: nobody in particular.
     char joined_to[PEER_NAME_MAX + 1];  // Target of join_cluster; empty: none.
     char joined_address[PEER_ADDRESS_MAX + 1];
     bool is_rejoining;              // Blank by the note of rejoin.c: joins `joined_to` and nobody else.
@@ -93,6 +94,7 @@ struct node {
     bool is_memory_lost;            // It concerns every replica, also those of which nothing was found.
     bool is_store_suspect;          // The mark of a failed disk was found (node.c).
     bool is_founding;               // The founding command is under way.
+    bool is_replacing;              // A member that lost its disk is being given new ids.
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.
     char waiting_logged[WAITING_BYTES];
     void (*stop_requested)(void);   // Main thread's.
@@ -124,6 +126,9 @@ void member_peers_start(struct node *n);
 uint64_t member_turn(struct node *n, uint64_t now_ns);  // Returns when it wants to run again.
 void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known);
 void node_wait_for(struct node *n, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+// admission.c (worker 0): a JOIN frame arrived.
+void admission_asked(struct node *n, const struct frame *f);
 
 // rejoin.c (worker 0, but for the first two)
 MUST_USE enum rc rejoin_prepare(struct node *n);  // Start-up, before the identity is opened: reads the note, wipes.

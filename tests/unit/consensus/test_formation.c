@@ -169,11 +169,47 @@ START_TEST(sixty_four_long_names_do_not_overrun_the_reason)
 }
 END_TEST
 
+// ---- tests: admission --------------------------------------------------------------------------------------------
+
+static enum admission admit(bool is_leading, uint32_t voters, uint32_t up, char *reason)
+{
+    struct admission_view v = {.is_known = true, .is_leading = is_leading, .leader = is_leading ? NULL : "b@x", .voters = voters, .voters_up = up,
+                               .missing = "c@x"};
+    return formation_admit(&v, reason);
+}
+
+START_TEST(a_lost_member_is_replaced_by_the_leader_with_a_majority_and_by_nobody_else)
+{
+    char reason[FORMATION_REASON_BYTES];
+    ck_assert_int_eq(admit(true, 3, 2, reason), ADMISSION_REPLACE);
+    ck_assert_int_eq(admit(true, 3, 1, reason), ADMISSION_WAIT);
+    ck_assert_ptr_nonnull(strstr(reason, "c@x missing"));
+    ck_assert_int_eq(admit(true, 2, 1, reason), ADMISSION_WAIT);  // Half is no majority: one of two cannot replace the other.
+    ck_assert_int_eq(admit(true, 5, 3, reason), ADMISSION_REPLACE);
+    ck_assert_int_eq(admit(false, 3, 3, reason), ADMISSION_ASK);
+    struct admission_view v = {.is_known = true, .voters = 3, .voters_up = 2, .missing = ""};
+    ck_assert_int_eq(formation_admit(&v, reason), ADMISSION_WAIT);  // No leader.
+    v.is_leading = v.is_former_alive = true;
+    ck_assert_int_eq(formation_admit(&v, reason), ADMISSION_WAIT);
+    ck_assert_ptr_nonnull(strstr(reason, "is alive"));
+}
+END_TEST
+
+START_TEST(whoever_has_a_record_of_its_own_or_none_is_let_in)
+{
+    char reason[FORMATION_REASON_BYTES];
+    struct admission_view v = {.is_known = true, .is_same_store = true, .voters = 3, .missing = ""};
+    ck_assert_int_eq(formation_admit(&v, reason), ADMISSION_KNOWN);
+    v.is_known = v.is_same_store = false;
+    ck_assert_int_eq(formation_admit(&v, reason), ADMISSION_NEW);
+}
+END_TEST
+
 // ---- tests: whole histories --------------------------------------------------------------------------------------
 // A small world: three nodes with one list, each with a disk, running or not. Events: start, stop, wipe (stop and lose
-// the disk), and one step of formation on a running node, which acts on its decision at once. A member of a cluster
-// lets a blank node join only if it does not know its name under another store id, as the handshake does, and only
-// with a majority of the cluster's members running; it can't be asked otherwise. Explored breadth first, every state.
+// the disk), one step of formation on a running node, which acts on its decision at once, and what a cluster with a
+// majority of its voters does: confirm something (on any such majority), fill a member, promote a learner, take a voter whose
+// disk is lost out. New identities are learners without anything. Explored breadth first, every state.
 
 enum { FOUNDINGS_MAX = 3, WIPES_MAX = 2 };  // Each wipe allows one more founding at most.
 
@@ -181,24 +217,38 @@ struct node_state {
     uint8_t running;
     uint8_t cluster;  // On disk: 0 blank, else the number of the founding.
     uint8_t store;    // Changes with each wipe (0, 1, 2; at most two wipes).
+    uint8_t has;      // On disk: what was confirmed.
 };
 struct world {
     struct node_state node[N];
     uint8_t known_store[FOUNDINGS_MAX + 1][N];  // Per cluster: store the name is known under, +1; 0 not a member.
+    uint8_t is_voter[FOUNDINGS_MAX + 1][N];     // That identity votes.
+    uint8_t ghosts[FOUNDINGS_MAX + 1];          // Voters of retired identities, not taken out yet.
     uint8_t foundings;
     uint8_t wipes;
+    uint8_t confirmed;                          // In this cluster; 0: nothing yet.
 };
 
-static bool cluster_has_majority(const struct world *w, int cluster)
+static bool is_member_up(const struct world *w, int c, int i)
 {
-    int members = 0;
-    int up = 0;
+    return w->node[i].running && w->node[i].cluster == c && w->known_store[c][i] == w->node[i].store + 1;
+}
+
+static uint8_t voters_up(const struct world *w, int c, uint8_t *voters)
+{
+    uint8_t up = 0;
+    *voters = w->ghosts[c];
     for (int i = 0; i < N; i++) {
-        uint8_t known = w->known_store[cluster][i];
-        members += known != 0;
-        up += known != 0 && w->node[i].running && w->node[i].cluster == cluster && known == w->node[i].store + 1;
+        *voters = (uint8_t)(*voters + w->is_voter[c][i]);
+        up = (uint8_t)(up + (w->is_voter[c][i] && is_member_up(w, c, i)));
     }
-    return up * 2 > members;
+    return up;
+}
+
+static bool cluster_has_majority(const struct world *w, int c)
+{
+    uint8_t voters, up = voters_up(w, c, &voters);
+    return up * 2 > voters;
 }
 
 // What node `me` knows. The world shows the truth at once; what lags is covered by the decisions' own rule.
@@ -209,17 +259,14 @@ static void look(const struct world *w, int me, struct formation_self *s, struct
     for (int i = 0; i < N; i++) {
         const struct node_state *n = &w->node[i];
         p[i] = (struct formation_peer){.name = names[i], .list_hash = hash};
-        p[i].is_known = n->running;
+        p[i].is_known = p[i].is_reachable = n->running;
         p[i].is_blank = n->cluster == 0;
         p[i].cluster_id[0] = n->cluster;
-        uint8_t known = n->cluster ? w->known_store[n->cluster][me] : 0;
-        bool is_refused = known != 0 && known != w->node[me].store + 1;
-        p[i].is_reachable = n->running && !is_refused;
-        p[i].refusal = is_refused ? "known under another store id" : NULL;
     }
 }
 
-// The invariant: all that ever were members of running clusters belong to one, unless every disk of the former is gone.
+// The invariants: all that ever were members of running clusters belong to one, unless every disk of the former is gone;
+// and any majority of voters that is there holds between them what was confirmed.
 static void check_world(const struct world *w)
 {
     uint8_t seen = 0;
@@ -228,6 +275,53 @@ static void check_world(const struct world *w)
         ck_assert_msg(c == 0 || seen == 0 || c == seen, "two clusters exist");
         seen = c ? c : seen;
     }
+    const uint8_t c = w->confirmed;
+    bool is_held = c == 0 || !cluster_has_majority(w, c);
+    for (int i = 0; i < N; i++) {
+        is_held = is_held || (w->is_voter[c][i] && is_member_up(w, c, i) && w->node[i].has);
+    }
+    ck_assert_msg(is_held, "a majority without what was confirmed");
+}
+
+static int number_of(const char *name)
+{
+    int i = 0;
+    while (strcmp(name, names[i]) != 0) {
+        i++;
+    }
+    return i;
+}
+
+// Any voter may take itself for the leader: only the rule of formation_admit stands between it and a replacement.
+static bool step_join(struct world *w, int me, int via)
+{
+    const uint8_t c = w->node[via].cluster;
+    ck_assert_uint_ne(c, 0);
+    uint8_t voters, up = voters_up(w, c, &voters);
+    struct admission_view v = {.is_known = w->known_store[c][me] != 0,
+                               .is_same_store = w->known_store[c][me] == w->node[me].store + 1,
+                               .is_leading = w->is_voter[c][via] && is_member_up(w, c, via),
+                               .voters = voters, .voters_up = up, .missing = ""};
+    char reason[FORMATION_REASON_BYTES];
+    switch (formation_admit(&v, reason)) {
+    case ADMISSION_NEW:
+        if (!cluster_has_majority(w, c)) {
+            return false;  // The record is not committed.
+        }
+        break;
+    case ADMISSION_REPLACE:
+        w->ghosts[c] = (uint8_t)(w->ghosts[c] + w->is_voter[c][me]);
+        w->is_voter[c][me] = 0;
+        break;
+    case ADMISSION_KNOWN:
+        break;
+    case ADMISSION_ASK:
+    case ADMISSION_WAIT:
+        return false;
+    }
+    w->known_store[c][me] = (uint8_t)(w->node[me].store + 1);
+    w->node[me].cluster = c;
+    return true;
 }
 
 static bool step_formation(struct world *w, int me)
@@ -242,27 +336,17 @@ static bool step_formation(struct world *w, int me)
         uint8_t c = ++w->foundings;
         w->node[me].cluster = c;
         w->known_store[c][me] = (uint8_t)(w->node[me].store + 1);
+        w->is_voter[c][me] = 1;
         return true;
     }
-    if (out.state == FORMATION_JOIN) {
-        int via = strcmp(out.via, names[0]) == 0 ? 0 : strcmp(out.via, names[1]) == 0 ? 1 : 2;
-        uint8_t c = w->node[via].cluster;
-        ck_assert_uint_ne(c, 0);
-        if (!cluster_has_majority(w, c)) {
-            return false;
-        }
-        w->known_store[c][me] = (uint8_t)(w->node[me].store + 1);
-        w->node[me].cluster = c;
-        return true;
-    }
-    return false;
+    return out.state == FORMATION_JOIN && step_join(w, me, number_of(out.via));
 }
 
-enum { WORLDS_MAX = 200000 };
+enum { WORLDS_MAX = 1000000 };
 static struct world *worlds;
 static uint32_t worlds_len;
 static uint32_t *table;  // Open addressing over worlds, +1.
-enum { TABLE = 1 << 20 };
+enum { TABLE = 1 << 22 };
 
 static void add_world(const struct world *w)
 {
@@ -283,6 +367,44 @@ static void add_world(const struct world *w)
     table[at] = worlds_len;
 }
 
+// What a cluster whose voters have a majority may do, in every way: number `what` of them. False if there is none such.
+enum { STEPS = 1 << N };
+static bool step_cluster(struct world *w, int c, int i, int what)
+{
+    if (!cluster_has_majority(w, c)) {
+        return false;
+    }
+    uint8_t voters;
+    (void)voters_up(w, c, &voters);
+    if (i == N) {  // A confirm by the voters in the mask.
+        int count = 0;
+        for (int k = 0; k < N; k++) {
+            const bool is_in = (what >> k & 1) != 0;
+            if (is_in && (!w->is_voter[c][k] || !is_member_up(w, c, k))) {
+                return false;
+            }
+            count += is_in;
+            w->node[k].has = is_in || w->node[k].has;
+        }
+        w->confirmed = (uint8_t)c;
+        return count * 2 > voters;
+    }
+    if (what == 0 && i == 0 && w->ghosts[c] > 0) {
+        w->ghosts[c]--;
+        return true;
+    }
+    if (what == 1 && is_member_up(w, c, i)) {
+        w->node[i].has = w->confirmed == c;  // The leader has it, and sends it.
+        return true;
+    }
+    if (what == 2 && is_member_up(w, c, i) && !w->is_voter[c][i]) {
+        w->node[i].has = w->confirmed == c;  // Promoted when level.
+        w->is_voter[c][i] = 1;
+        return true;
+    }
+    return false;
+}
+
 // Explores all; returns how many states had a cluster founded a second time.
 static uint32_t explore(void)
 {
@@ -297,6 +419,16 @@ static uint32_t explore(void)
             w = worlds[at];
             w.node[i].running = !w.node[i].running;
             add_world(&w);
+            for (int what = 0; what < STEPS; what++) {
+                w = worlds[at];
+                if (w.foundings > 0 && step_cluster(&w, w.foundings, i, what)) {
+                    add_world(&w);
+                }
+                w = worlds[at];
+                if (w.foundings > 0 && i == 0 && step_cluster(&w, w.foundings, N, what)) {
+                    add_world(&w);
+                }
+            }
             if (worlds[at].wipes < WIPES_MAX) {
                 w = worlds[at];
                 w.node[i] = (struct node_state){.running = 0, .store = (uint8_t)(w.node[i].store + 1)};
@@ -308,7 +440,7 @@ static uint32_t explore(void)
     return refounded;
 }
 
-START_TEST(one_and_two_of_three_wiped_in_every_order_never_make_two_clusters)
+START_TEST(one_and_two_of_three_wiped_in_every_order_never_make_two_clusters_nor_lose_what_was_confirmed)
 {
     worlds = calloc(WORLDS_MAX, sizeof(*worlds));
     table = calloc(TABLE, sizeof(*table));
@@ -316,9 +448,11 @@ START_TEST(one_and_two_of_three_wiped_in_every_order_never_make_two_clusters)
     add_world(&w);
     (void)explore();
     ck_assert_uint_gt(worlds_len, 1000);
-    bool is_whole_seen = false;
+    bool is_whole_seen = false, is_healed_seen = false;
     for (uint32_t i = 0; i < worlds_len; i++) {
         is_whole_seen = is_whole_seen || (worlds[i].node[0].cluster && worlds[i].node[1].cluster && worlds[i].node[2].cluster);
+        is_healed_seen = is_healed_seen || (worlds[i].wipes > 0 && worlds[i].foundings == 1 && worlds[i].confirmed && worlds[i].ghosts[1] == 0 &&
+                                            worlds[i].known_store[1][2] > 1 && worlds[i].is_voter[1][2] && worlds[i].node[2].has);
         // A full cluster of three with at most two disks lost has a disk left, so nothing may be founded beside it.
         if (worlds[i].foundings > 1) {
             uint32_t joined = 0;
@@ -329,6 +463,7 @@ START_TEST(one_and_two_of_three_wiped_in_every_order_never_make_two_clusters)
         }
     }
     ck_assert(is_whole_seen);
+    ck_assert(is_healed_seen);
     free(worlds);
     free(table);
 }
@@ -352,6 +487,7 @@ START_TEST(whatever_the_order_of_starts_all_three_end_in_one_cluster)
         for (int round = 0; round < 3; round++) {
             for (int i = 0; i < N; i++) {
                 (void)step_formation(&w, i);
+                (void)step_cluster(&w, 1, i, 2);
             }
         }
         for (int i = 0; i < N; i++) {
@@ -382,7 +518,9 @@ int main(void)
     tcase_add_test(c, a_node_that_is_not_on_its_own_list_does_not_found_but_may_join);
     tcase_add_test(c, a_member_decides_nothing);
     tcase_add_test(c, sixty_four_long_names_do_not_overrun_the_reason);
-    tcase_add_test(c, one_and_two_of_three_wiped_in_every_order_never_make_two_clusters);
+    tcase_add_test(c, a_lost_member_is_replaced_by_the_leader_with_a_majority_and_by_nobody_else);
+    tcase_add_test(c, whoever_has_a_record_of_its_own_or_none_is_let_in);
+    tcase_add_test(c, one_and_two_of_three_wiped_in_every_order_never_make_two_clusters_nor_lose_what_was_confirmed);
     tcase_add_test(c, whatever_the_order_of_starts_all_three_end_in_one_cluster);
     suite_add_tcase(s, c);
     SRunner *r = srunner_create(s);

@@ -459,6 +459,8 @@ START_TEST(join_request_and_reply_come_back_as_sent)
         .members = {{.replica_id = 10, .node_id = 1, .is_voter = true}, {.replica_id = 11, .node_id = 2}},
         .nodes_len = 2,
         .nodes = nodes,
+        .ask = "a@x",
+        .ask_address = "x:25672",
     };
     wire.len = 0;
     join_reply_encode(&wire, &r);
@@ -472,6 +474,8 @@ START_TEST(join_request_and_reply_come_back_as_sent)
     ck_assert_uint_eq(out.members_len, 2);
     ck_assert_uint_eq(out.members[1].replica_id, 11);
     ck_assert(out.members[0].is_voter && !out.members[1].is_voter);
+    ck_assert_str_eq(out.ask, "a@x");
+    ck_assert_str_eq(out.ask_address, "x:25672");
     ck_assert_uint_eq(out.nodes_len, 2);
     ck_assert_mem_eq(out.nodes, nodes, sizeof(nodes));
     join_reply_deinit(&out);
