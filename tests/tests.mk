@@ -30,6 +30,24 @@ $(B)/warren-load: $(LOAD_LIBS)
 	$(CC) $(LDFLAGS_ALL) -o $@ -Wl,--whole-archive $(B)/lib/tests-tools.a -Wl,--no-whole-archive $(LOAD_LIBS) $(LIBS_ALL)
 test-programs: $(B)/warren-load
 
+# ---- clients that keep books: chaos and soak -------------------------------------------------------------------
+$(eval $(call archive_rule,tests/ledger))
+LEDGER_LIBS := $(foreach d,proto/amqp09 node/base,$(B)/lib/$(subst /,-,$(d)).a)
+$(B)/warren-ledger: $(B)/lib/tests-ledger.a $(LEDGER_LIBS)
+	$(CC) $(LDFLAGS_ALL) -o $@ -Wl,--whole-archive $(B)/lib/tests-ledger.a -Wl,--no-whole-archive $(LEDGER_LIBS) $(LIBS_ALL)
+test-programs: $(B)/warren-ledger
+
+# make chaos [CHAOS_S=1800] [CHAOS_SEED=n]: faults on real processes at full length. make soak [SOAK_S=1200].
+CHAOS_S ?= 1800
+SOAK_S ?= 1200
+.PHONY: chaos soak
+chaos: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) SAN=$(SAN) programs test-programs
+	@WARREN_BUILD=$(abspath $(B)) CHAOS_S=$(CHAOS_S) $(if $(CHAOS_SEED),CHAOS_SEED=$(CHAOS_SEED)) tests/fault/test_chaos.py
+soak: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) B=$(B) SAN=$(SAN) programs test-programs
+	@WARREN_BUILD=$(abspath $(B)) SOAK_S=$(SOAK_S) tests/fault/soak.py
+
 # ---- fuzzers and benchmarks ------------------------------------------------------------------------------------
 FUZZ_S ?= 20
 FUZZERS := $(patsubst tests/fuzz/%.c,%,$(wildcard tests/fuzz/fuzz_*.c))
