@@ -92,6 +92,7 @@ struct broker_node {
     uint32_t node_id;
     uint64_t replica_id;  // In the metadata group.
     uint64_t version;     // Of the record.
+    bool is_draining;     // In maintenance mode: it gets no leads (operator-plane §5.6).
     const uint32_t *former_ids;  // Node ids this name had before its disk was lost, oldest first: retired for ever.
     uint32_t former_ids_count;
 };
@@ -106,6 +107,8 @@ void broker_node_put(struct broker *b, struct span name, struct span store_id, s
 // The node of this name came back with another disk (law 2): one command gives it new ids and retires the old ones, if its
 // record still has that version (else RC_CONFLICT; RC_NOT_FOUND without one).
 void broker_node_replace(struct broker *b, const struct broker_node *known, struct span store_id, struct span address, broker_done_fn *done, void *ctx);
+// Marks a node as in maintenance mode, or not.
+void broker_node_maintenance(struct broker *b, struct span name, bool is_draining, broker_done_fn *done, void *ctx);
 // Forgets a node: deletes its record (RC_NOT_FOUND without one). Its ids are never given again.
 void broker_node_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx);
 

@@ -82,6 +82,7 @@ struct broker {
     struct broker_config config;
     struct meta_subscriber subscriber;
     struct map vhosts, users, nodes;
+    struct map draining;  // Name of a node in maintenance mode -> generation that told of it (uint64_t)
     struct map replicas_by_node;  // node id -> count + 1, as a number in the pointer
     uint64_t version;
     uint64_t generation;  // Raised by each reset.
@@ -97,6 +98,16 @@ struct broker {
 struct exchange *vhost_exchange(struct broker_vhost *v, struct span name);
 struct queue *vhost_queue(struct broker_vhost *v, struct span name);
 uint32_t node_replica_count(struct broker *b, uint32_t node_id);
+
+// nodes.c
+void nodes_init(struct broker *b);
+void nodes_deinit(struct broker *b);
+void nodes_sweep(struct broker *b);
+void nodes_change(struct broker *b, struct span name, const struct meta_change *c);
+void nodes_maintenance_change(struct broker *b, struct span name, const struct meta_change *c);
+// Puts a node's record, with ids if they are not 0; with `known` in its place, and its node id is retired.
+void node_record_put(struct meta_command *c, struct span name, struct span store_id, struct span address, uint32_t node_id, uint64_t replica_id,
+                     const struct broker_node *known);
 
 // topic.c
 struct topic_node *topic_create(void);
@@ -115,6 +126,7 @@ bool binding_set_remove(struct binding_set *s, struct binding *b);  // True if i
 
 // paths.c
 struct meta_path path_node(struct span name);
+struct meta_path path_maintenance(struct span name);
 struct meta_path path_user(struct span name);
 struct meta_path path_vhost(struct span vhost);
 struct meta_path path_permission(struct span vhost, struct span user);

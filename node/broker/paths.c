@@ -22,6 +22,11 @@ struct meta_path path_node(struct span name)
     return path2("nodes", name);
 }
 
+struct meta_path path_maintenance(struct span name)
+{
+    return path2("node_maintenance", name);
+}
+
 struct meta_path path_user(struct span name)
 {
     return path2("users", name);

@@ -516,59 +516,6 @@ static void on_user(struct broker *b, struct span name, const struct meta_change
     }
 }
 
-static void node_free(struct node *n)
-{
-    free_span(n->pub.store_id);
-    free_span(n->pub.address);
-    free((void *)(uintptr_t)n->pub.former_ids);
-    free(n->name);
-    free(n);
-}
-
-static void tell_node(struct broker *b, const struct node *n, bool is_known)
-{
-    if (b->config.worker == 0 && b->config.node_changed) {
-        b->config.node_changed(b->config.ctx, n->pub.name, n->pub.node_id, n->pub.store_id, n->pub.address, is_known);
-    }
-}
-
-static void on_node(struct broker *b, struct span name, const struct meta_change *c)
-{
-    struct node *n = map_remove_bytes(&b->nodes, name);
-    if (n && c->is_deleted) {
-        tell_node(b, n, false);
-    }
-    if (n) {
-        node_free(n);
-    }
-    if (c->is_deleted || c->payload.len < 8) {
-        return;
-    }
-    uint64_t first_id;
-    memcpy(&first_id, c->payload.ptr, 8);
-    Warren__NodeRecord *r = warren__node_record__unpack(NULL, c->payload.len - 8, c->payload.ptr + 8);
-    if (r) {
-        n = mem_zalloc(sizeof(*n));
-        n->name = mem_strndup(name.ptr, name.len);
-        n->pub = (struct broker_node){
-            .name = span_of(n->name, name.len),
-            .store_id = copy_span(span_of(r->store_id.data, r->store_id.len)),
-            .address = copy_span(span_str(r->address)),
-            .node_id = r->node_id ? r->node_id : (uint32_t)first_id,
-            .replica_id = r->replica_id ? r->replica_id : first_id + 1,
-            .version = c->version,
-            .former_ids_count = (uint32_t)r->n_former_ids,
-        };
-        if (r->n_former_ids > 0) {
-            n->pub.former_ids = (uint32_t *)mem_strndup(r->former_ids, r->n_former_ids * sizeof(uint32_t));
-        }
-        n->told = b->generation;
-        map_put_bytes(&b->nodes, name, n);
-        tell_node(b, n, true);
-        warren__node_record__free_unpacked(r, NULL);
-    }
-}
-
 // ---- the subscription --------------------------------------------------------------------------------------------
 
 static void on_change(void *ctx, const struct meta_change *c)
@@ -579,7 +526,9 @@ static void on_change(void *ctx, const struct meta_change *c)
     if (p->depth == 2 && span_equal(p->names[0], span_str("users"))) {
         on_user(b, p->names[1], c);
     } else if (p->depth == 2 && span_equal(p->names[0], span_str("nodes"))) {
-        on_node(b, p->names[1], c);
+        nodes_change(b, p->names[1], c);
+    } else if (p->depth == 2 && span_equal(p->names[0], span_str("node_maintenance"))) {
+        nodes_maintenance_change(b, p->names[1], c);
     } else if (p->depth >= 2 && span_equal(p->names[0], span_str("vhosts"))) {
         struct broker_vhost *v = map_get_bytes(&b->vhosts, p->names[1]);
         if (p->depth == 2) {
@@ -653,14 +602,7 @@ static void sweep(struct broker *b)
             user_free(u);
         }
     }
-    pos = 0;
-    for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, &name));) {
-        if (n->told != b->generation) {
-            map_remove_bytes(&b->nodes, name);
-            tell_node(b, n, false);
-            node_free(n);
-        }
-    }
+    nodes_sweep(b);
 }
 
 static void on_loaded(void *ctx, uint64_t index)
@@ -695,7 +637,7 @@ struct broker *broker_create(const struct broker_config *config)
     b->subscriber = (struct meta_subscriber){.change = on_change, .reset = on_reset, .loaded = on_loaded, .ctx = b};
     map_init_bytes(&b->vhosts);
     map_init_bytes(&b->users);
-    map_init_bytes(&b->nodes);
+    nodes_init(b);
     map_init_u64(&b->replicas_by_node);
     b->match = pcre2_match_data_create(1, NULL);
     return b;
@@ -712,13 +654,9 @@ void broker_destroy(struct broker *b)
     for (struct user *u; (u = map_next(&b->users, &pos, NULL, NULL));) {
         user_free(u);
     }
-    pos = 0;
-    for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, NULL));) {
-        node_free(n);
-    }
+    nodes_deinit(b);
     map_deinit(&b->vhosts);
     map_deinit(&b->users);
-    map_deinit(&b->nodes);
     map_deinit(&b->replicas_by_node);
     pcre2_match_data_free(b->match);
     free(b->route);

@@ -219,7 +219,7 @@ static bool queue_equivalent(struct op *op, const struct broker_queue *q)
 
 struct candidate {
     uint32_t node_id;
-    bool is_local, is_alive;
+    bool is_local, is_alive, is_draining;
     uint32_t replicas;
 };
 
@@ -231,6 +231,9 @@ static int candidate_order(const void *a, const void *b)
     }
     if (x->is_alive != y->is_alive) {
         return y->is_alive - x->is_alive;
+    }
+    if (x->is_draining != y->is_draining) {
+        return x->is_draining - y->is_draining;
     }
     if (x->replicas != y->replicas) {
         return x->replicas < y->replicas ? -1 : 1;
@@ -250,6 +253,7 @@ static uint32_t choose_members(struct op *op, uint32_t *nodes)
         all[count++] = (struct candidate){.node_id = id,
                                           .is_local = is_local,
                                           .is_alive = is_local || host_node_is_alive(b->config.host, id),
+                                          .is_draining = n->pub.is_draining,
                                           .replicas = node_replica_count(b, id)};
     }
     qsort(all, count, sizeof(*all), candidate_order);
@@ -265,7 +269,7 @@ static uint32_t choose_members(struct op *op, uint32_t *nodes)
     // Balanced: the least loaded of the chosen campaigns first. Replica counts stand in for leader counts.
     uint32_t first = 0;
     for (uint32_t i = 1; is_balanced && i < n; i++) {
-        if (all[i].is_alive && all[i].replicas < all[first].replicas) {
+        if (all[i].is_alive && !all[i].is_draining && all[i].replicas < all[first].replicas) {
             first = i;
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Users, passwords and permissions (operator-plane §6.1, §6.2), nodes, and what a new cluster starts with.
+// Users, passwords and permissions (operator-plane §6.1, §6.2), and what a new cluster starts with.
 //
 // Passwords are stored as RabbitMQ stores them: 4 bytes of salt and SHA-256 over salt and password. Permission patterns
 // are PCRE2 expressions matched anywhere in the name; an empty one matches nothing. A pattern is compiled at its first
@@ -139,34 +139,6 @@ static void put_exchange(struct meta_command *c, struct span vhost, const char *
     buf_deinit(&payload);
 }
 
-// With `known`: takes the place of that record, whose node id is retired.
-static void put_node(struct meta_command *c, struct span name, struct span store_id, struct span address, uint32_t node_id,
-                     uint64_t replica_id, const struct broker_node *known)
-{
-    char *text = mem_strndup(address.ptr, address.len);
-    Warren__NodeRecord r = WARREN__NODE_RECORD__INIT;
-    r.store_id.data = (uint8_t *)(uintptr_t)store_id.ptr;
-    r.store_id.len = store_id.len;
-    r.address = text;
-    r.node_id = node_id;
-    r.replica_id = replica_id;
-    if (known) {
-        r.former_ids = mem_alloc((known->former_ids_count + 1) * sizeof(*r.former_ids));
-        for (uint32_t i = 0; i < known->former_ids_count; i++) {
-            r.former_ids[r.n_former_ids++] = known->former_ids[i];
-        }
-        r.former_ids[r.n_former_ids++] = known->node_id;
-    }
-    struct buf payload = {0};
-    buf_u64(&payload, 0);  // Place for the ids given by the store, if the record names none.
-    warren__node_record__pack(&r, buf_extend(&payload, warren__node_record__get_packed_size(&r)));
-    struct meta_path path = path_node(name);
-    meta_put(c, &path, buf_span(&payload), known ? META_IF_VERSION : META_IF_ABSENT, known ? known->version : 0);
-    buf_deinit(&payload);
-    free(r.former_ids);
-    free(text);
-}
-
 void broker_found(struct broker *b, const struct broker_founding *f, meta_done_fn *done, void *ctx)
 {
     struct meta_command c;
@@ -179,7 +151,7 @@ void broker_found(struct broker *b, const struct broker_founding *f, meta_done_f
     warren__vhost_record__pack(&r, buf_extend(&payload, warren__vhost_record__get_packed_size(&r)));
     meta_put(&c, &path, buf_span(&payload), META_IF_ABSENT, 0);
     buf_deinit(&payload);
-    put_node(&c, f->node_name, f->store_id, f->address, f->node_id, f->replica_id, NULL);
+    node_record_put(&c, f->node_name, f->store_id, f->address, f->node_id, f->replica_id, NULL);
     put_user(&c, f->user, f->password, true, false, META_IF_ABSENT);
     put_permission(&c, vhost, f->user, ".*", ".*", ".*");
     put_exchange(&c, vhost, "amq.direct", "direct", false);
@@ -265,72 +237,5 @@ void broker_permissions_put(struct broker *b, struct span user, struct span vhos
     meta_require(&c, &vhost_path, META_IF_PRESENT, 0);
     put_permission(&c, op->source, op->name, (char *)(uintptr_t)patterns[0].ptr, (char *)(uintptr_t)patterns[1].ptr,
                    (char *)(uintptr_t)patterns[2].ptr);
-    op_submit(op, &c);
-}
-
-// ---- nodes -------------------------------------------------------------------------------------------------------
-
-static void node_committed(struct op *op, const struct meta_result *r)
-{
-    if (r->rc == RC_OK || r->rc == RC_EXISTS) {
-        op_ok(op);
-    } else {
-        op_fail(op, r->rc, 541, true, "the node was not made known: %s", rc_text(r->rc));
-    }
-}
-
-void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address, broker_done_fn *done, void *ctx)
-{
-    struct op *op = op_create(b, NULL, span_str(""), done, ctx);
-    op->name = op_copy(op, name);
-    op->committed = node_committed;
-    struct meta_command c;
-    meta_command_init(&c);
-    put_node(&c, op->name, store_id, address, 0, 0, NULL);
-    meta_allocate_ids(&c, 0, 2);
-    op_submit(op, &c);
-}
-
-static void node_replaced(struct op *op, const struct meta_result *r)
-{
-    if (r->rc == RC_OK) {
-        op_ok(op);
-    } else {
-        op_fail(op, r->rc, 541, true, "the node was not given a new identity: %s", rc_text(r->rc));
-    }
-}
-
-void broker_node_replace(struct broker *b, const struct broker_node *known, struct span store_id, struct span address, broker_done_fn *done, void *ctx)
-{
-    struct op *op = op_create(b, NULL, span_str(""), done, ctx);
-    op->name = op_copy(op, known->name);
-    op->committed = node_replaced;
-    struct meta_command c;
-    meta_command_init(&c);
-    put_node(&c, op->name, store_id, address, 0, 0, known);
-    meta_allocate_ids(&c, 0, 2);
-    op_submit(op, &c);
-}
-
-static void node_deleted(struct op *op, const struct meta_result *r)
-{
-    if (r->rc == RC_OK) {
-        op_ok(op);
-    } else if (r->rc == RC_NOT_FOUND) {
-        op_refuse(op, r->rc, 404, "'%.*s' is not a node of this cluster", SPAN_ARGS(op->name));
-    } else {
-        op_fail(op, r->rc, 541, true, "the node was not forgotten: %s", rc_text(r->rc));
-    }
-}
-
-void broker_node_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx)
-{
-    struct op *op = op_create(b, NULL, span_str(""), done, ctx);
-    op->name = op_copy(op, name);
-    op->committed = node_deleted;
-    struct meta_path path = path_node(op->name);
-    struct meta_command c;
-    meta_command_init(&c);
-    meta_delete(&c, &path, META_IF_PRESENT, 0);
     op_submit(op, &c);
 }

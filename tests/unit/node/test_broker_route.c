@@ -362,6 +362,23 @@ START_TEST(a_retired_node_id_leads_to_the_node_that_took_its_place)
 }
 END_TEST
 
+START_TEST(maintenance_mode_is_known_whichever_record_is_told_first)
+{
+    tell(path_maintenance(span_str("a@x")), span_str(""), false);
+    node("a@x", 1030, NULL, 0);
+    node("c@x", 1040, NULL, 0);
+    tell(path_maintenance(span_str("c@x")), span_str(""), false);
+    ck_assert(broker_node_by_id(b, 1030)->is_draining && broker_node_by_id(b, 1040)->is_draining);
+    tell(path_maintenance(span_str("c@x")), span_str(""), true);
+    ck_assert(broker_node_by_id(b, 1030)->is_draining && !broker_node_by_id(b, 1040)->is_draining);
+    sub->reset(sub->ctx);
+    node("a@x", 1030, NULL, 0);
+    node("c@x", 1040, NULL, 0);
+    sub->loaded(sub->ctx, index_now);
+    ck_assert(!broker_node_by_id(b, 1030)->is_draining);  // It was revived while this node was behind.
+}
+END_TEST
+
 START_TEST(a_queue_record_of_a_later_version_is_remembered_as_unread)
 {
     queue("known");
@@ -389,6 +406,7 @@ int main(void)
     tcase_add_test(t, after_a_reset_what_is_not_told_again_goes_and_the_rest_stays_undisturbed);
     tcase_add_test(t, a_queue_made_anew_under_its_name_is_another_queue);
     tcase_add_test(t, a_retired_node_id_leads_to_the_node_that_took_its_place);
+    tcase_add_test(t, maintenance_mode_is_known_whichever_record_is_told_first);
     tcase_add_test(t, a_queue_record_of_a_later_version_is_remembered_as_unread);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
