@@ -97,7 +97,15 @@ struct broker {
 // projection.c
 struct exchange *vhost_exchange(struct broker_vhost *v, struct span name);
 struct queue *vhost_queue(struct broker_vhost *v, struct span name);
+struct span copy_span(struct span s);
+void free_span(struct span s);
+void resolve_waiting(struct broker_vhost *v, struct span name, bool is_queue);  // A destination came.
+void forget_destination(struct list *incoming);
+
+// projection_queue.c
 uint32_t node_replica_count(struct broker *b, uint32_t node_id);
+void queue_told(struct broker_vhost *v, struct span name, const struct meta_change *c);
+void queue_remove(struct broker_vhost *v, struct queue *q);  // Its replica here and its data go, too.
 
 // nodes.c
 void nodes_init(struct broker *b);
