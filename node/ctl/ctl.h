@@ -37,6 +37,9 @@ struct ctl_config {
     void (*join)(void *ctx, const char *node, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
     // Removes a node that is down from the cluster. `done` once.
     void (*forget)(void *ctx, const char *node, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+    // Maintenance mode on or off. `done` once; RC_OK may come with a text that says what could not be done.
+    void (*maintenance)(void *ctx, bool is_on, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+    bool (*is_draining)(void *ctx);
     // Listeners as JSON: [{"protocol","interface","port","purpose"}]. New reference.
     json_t *(*listeners)(void *ctx);
     void *ctx;

@@ -21,6 +21,8 @@ static const struct verb verbs[] = {
     {"status", verb_status, 0, 0, false},
     {"cluster_status", verb_cluster_status, 0, 0, true},
     {"ping", verb_ping, 0, 0, false},
+    {"drain", verb_drain, 0, 0, true},
+    {"revive", verb_revive, 0, 0, true},
     {"await_startup", verb_await_startup, 0, 0, false},
     {"await_online_nodes", verb_await_online_nodes, 1, 1, false},
     {"join_cluster", verb_join_cluster, 1, 1, false},

@@ -77,6 +77,7 @@ void verb_status(struct ctl_request *r)
                           "uptime", (json_int_t)uptime, "is_under_maintenance", 0, "alarms", "tags", "data_directory", c->config.data_dir);
     json_object_set_new(o, "waiting_for", json_string(waiting ? waiting : ""));
     json_object_set_new(o, "listeners", c->config.listeners(c->config.ctx));
+    json_object_set_new(o, "is_under_maintenance", json_boolean(c->config.is_draining(c->config.ctx)));
     json_object_set_new(o, "memory", json_pack("{s:{s:I}}", "total", "rss", (json_int_t)resident_bytes()));
     if (!c->config.host) {
         ctl_object(r, o);
@@ -90,6 +91,7 @@ void verb_status(struct ctl_request *r)
 struct nodes_state {
     struct ctl *ctl;
     json_t *disk, *running;
+    json_t *draining;  // Object: names of those in maintenance mode. May be NULL.
 };
 
 static bool node_runs(struct ctl *c, const struct broker_node *n)
@@ -103,6 +105,11 @@ static void add_node(void *ctx, const struct broker_node *n)
     json_array_append_new(s->disk, json_span(n->name));
     if (node_runs(s->ctl, n)) {
         json_array_append_new(s->running, json_span(n->name));
+    }
+    char name[256];
+    snprintf(name, sizeof(name), "%.*s", (int)n->name.len, (const char *)n->name.ptr);
+    if (s->draining && n->is_draining) {
+        json_object_set_new(s->draining, name, json_true());
     }
 }
 
@@ -132,7 +139,7 @@ static json_t *sorted(json_t *names)
 void verb_cluster_status(struct ctl_request *r)
 {
     struct ctl *c = r->ctl;
-    struct nodes_state s = {c, json_array(), json_array()};
+    struct nodes_state s = {c, json_array(), json_array(), json_object()};
     broker_node_each(c->broker, add_node, &s);
     s.disk = sorted(s.disk);
     s.running = sorted(s.running);
@@ -140,8 +147,9 @@ void verb_cluster_status(struct ctl_request *r)
     for (size_t i = 0; i < json_array_size(s.running); i++) {
         const char *name = json_string_value(json_array_get(s.running, i));
         json_object_set_new(versions, name, json_pack("{s:s, s:s, s:s}", "rabbitmq_name", "RabbitMQ", "rabbitmq_version", PRODUCT_VERSION, "erlang_version", ""));
-        json_object_set_new(maintenance, name, json_string("not under maintenance"));
+        json_object_set_new(maintenance, name, json_string(json_object_get(s.draining, name) ? "marked for maintenance" : "not under maintenance"));
     }
+    json_decref(s.draining);
     struct consensus_status meta = {0};
     const char *leader = "";
     if (metastore_group(c->metastore)) {
@@ -225,7 +233,7 @@ static bool are_online(struct ctl_request *r)
     if (!is_up(r)) {
         return false;
     }
-    struct nodes_state s = {r->ctl, json_array(), json_array()};
+    struct nodes_state s = {r->ctl, json_array(), json_array(), NULL};
     broker_node_each(r->ctl->broker, add_node, &s);
     bool ok = json_array_size(s.running) >= strtoul(request_arg(r, 0), NULL, 10);
     // A node counts once it votes for metadata: only then does its loss, or that of another, change nothing.
@@ -271,6 +279,22 @@ void verb_forget_cluster_node(struct ctl_request *r)
 {
     struct ctl *c = r->ctl;
     c->config.forget(c->config.ctx, request_arg(r, 0), changed, r);
+}
+
+static void maintenance_set(struct ctl_request *r, bool is_on)
+{
+    struct ctl *c = r->ctl;
+    c->config.maintenance(c->config.ctx, is_on, changed, r);
+}
+
+void verb_drain(struct ctl_request *r)
+{
+    maintenance_set(r, true);
+}
+
+void verb_revive(struct ctl_request *r)
+{
+    maintenance_set(r, false);
 }
 
 void verb_stop(struct ctl_request *r)

@@ -24,7 +24,7 @@ struct options {
 
 static const char usage_text[] =
     "warrenctl [-n NODE] [--socket PATH] [-p VHOST] [-t SECONDS] [-q] [-s] [--formatter table|json|csv] VERB [ARGUMENTS]\n\n"
-    "Nodes:   status, cluster_status, ping, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT],\n"
+    "Nodes:   status, cluster_status, ping, drain, revive, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT],\n"
     "         forget_cluster_node NODE, stop\n"
     "Lists:   list_queues, list_exchanges, list_bindings, list_connections, list_channels, list_consumers,\n"
     "         list_users, list_vhosts, list_permissions, list_user_permissions USER   (each takes the names of the columns wanted)\n"

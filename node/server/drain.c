@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// An orderly stop (SIGTERM): clients of other nodes should not notice it, clients of this node are told.
+// An orderly stop (SIGTERM) and maintenance mode (maintenance.c) on a worker: clients of other nodes should not notice, clients
+// of this node are told.
 //
-// Each worker closes its listening sockets and hands the lead of its groups to followers that are alive, so many at a
-// time, while everything else goes on: who publishes through this node is served by the new leaders. When all is handed
-// over, or after two seconds, connections are closed with 320 and have a second to answer. What is left then ends like in
-// a crash, which loses nothing that was confirmed. Law 4: each step has an end.
+// The worker closes its listening sockets and hands the lead of its groups to followers that are alive and not in maintenance
+// mode themselves, so many at a time, while everything else goes on: who publishes through this node is served by the new
+// leaders. When all is handed over, or after a bound, connections are closed with 320 and have a second to answer. At a stop,
+// what is left then ends like in a crash, which loses nothing that was confirmed. Law 4: each step has an end.
 #include "node/server/node.h"
 #include "node/base/log.h"
+#include "node/base/mem.h"
+#include <stdlib.h>
 #include <time.h>
 
 enum {
     LEADERS_MS = 2000,
+    MAINTENANCE_LEADERS_MS = 10000,
+    KEPT_AGAIN_MS = 1000,  // Leads that came back in maintenance mode.
     CONNECTIONS_MS = 1000,
     AGAIN_MS = 5,
     TRANSFERS_PER_ROUND = 256,  // So that followers elect while we go on; a transfer takes a few round trips.
@@ -19,49 +24,115 @@ enum {
 
 struct handover {
     struct host *host;
+    struct broker *broker;
     uint32_t node_id;
+    bool is_maintenance;
     uint32_t left;   // Groups that could have another leader.
     uint32_t asked;
 };
 
-// The voters in turn, so that not one node gets everything.
+// The voters in turn, so that not one node gets everything. One in maintenance mode is better than none, but only for a node
+// that stops. 0: there is nobody.
+static uint32_t choose_leader(const struct handover *h, uint64_t group, const struct config *c)
+{
+    uint32_t second = 0;
+    for (uint32_t i = 0; i < c->count; i++) {
+        const struct member *m = &c->members[(group + i) % c->count];
+        if (!m->is_voter || m->node_id == h->node_id || !host_node_is_alive(h->host, m->node_id)) {
+            continue;
+        }
+        const struct broker_node *n = broker_node_by_id(h->broker, m->node_id);
+        if (n && !n->is_draining) {
+            return m->node_id;
+        }
+        second = m->node_id;
+    }
+    return h->is_maintenance ? 0 : second;
+}
+
 static void hand_over(void *ctx, struct group *g)
 {
     struct handover *h = ctx;
     struct consensus_status s;
     group_status(g, &s);
-    if (s.role != ROLE_LEADER) {
+    const uint32_t to = s.role == ROLE_LEADER ? choose_leader(h, group_id(g), s.config) : 0;
+    if (to == 0) {
         return;
     }
-    for (uint32_t i = 0; i < s.config->count; i++) {
-        const struct member *m = &s.config->members[(group_id(g) + i) % s.config->count];
-        if (!m->is_voter || m->node_id == h->node_id || !host_node_is_alive(h->host, m->node_id)) {
-            continue;
-        }
-        h->left++;
-        if (h->asked < TRANSFERS_PER_ROUND) {
-            h->asked++;
-            // Busy: on its way. Other refusals: asked again in a moment.
-            (void)!group_transfer(g, m->node_id);
-        }
-        return;
+    h->left++;
+    if (h->asked < TRANSFERS_PER_ROUND) {
+        h->asked++;
+        // Busy: on its way. Other refusals: asked again in a moment.
+        (void)!group_transfer(g, to);
     }
+}
+
+static uint32_t hand_over_all(struct node_worker *w)
+{
+    struct handover h = {.host = w->host, .broker = w->broker, .node_id = w->node->identity.node_id, .is_maintenance = w->drain.is_maintenance};
+    host_group_each(w->host, hand_over, &h);
+    return h.left;
 }
 
 static void close_connections(struct node_worker *w, uint64_t now)
 {
     w->drain.phase = DRAIN_CONNECTIONS;
     w->drain.until = now + CONNECTIONS_MS * NS_PER_MS;
-    const uint32_t n = amqp09_close_connections(w->amqp, 0, "broker shutdown");
+    const uint32_t n = amqp09_close_connections(w->amqp, 0, w->drain.is_maintenance ? "Node was put into maintenance mode" : "broker shutdown");
     if (n > 0) {
         log_notice("worker %u: closing %u connections", w->number, n);
     }
 }
 
+struct worker_done {
+    struct node *node;
+    uint32_t left;
+};
+
+static void tell_done(void *arg)
+{
+    struct worker_done *d = arg;
+    maintenance_worker_done(d->node, d->left);
+    free(d);
+}
+
+static void tell_worker_0(struct node_worker *w, uint32_t left)
+{
+    struct worker_done *d = mem_alloc(sizeof(*d));
+    *d = (struct worker_done){w->node, left};
+    node_post(w->node, 0, tell_done, d);
+}
+
+static void close_listeners(struct node_worker *w)
+{
+    for (uint32_t i = 0; i < w->listeners_count; i++) {
+        amqp09_listener_close(w->listeners[i]);
+    }
+    w->listeners_count = 0;
+}
+
 static void finish(struct node_worker *w)
 {
+    if (w->drain.is_maintenance) {
+        close_listeners(w);
+        w->drain.phase = DRAIN_KEPT;
+        tell_worker_0(w, w->drain.left);
+        return;
+    }
     w->drain.phase = DRAIN_DONE;
     atomic_fetch_sub_explicit(&w->node->shared_draining, 1, memory_order_release);
+}
+
+static void turn_leaders(struct node_worker *w, uint64_t now)
+{
+    struct drain *d = &w->drain;
+    d->left = hand_over_all(w);
+    if (d->left == 0 || now >= d->until) {
+        if (d->left > 0) {
+            log_warning("worker %u: %u groups were not handed over in time", w->number, d->left);
+        }
+        close_connections(w, now);
+    }
 }
 
 uint64_t drain_turn(struct node_worker *w, uint64_t now)
@@ -75,19 +146,34 @@ uint64_t drain_turn(struct node_worker *w, uint64_t now)
     }
     d->next_at = now + AGAIN_MS * NS_PER_MS;
     if (d->phase == DRAIN_LEADERS) {
-        struct handover h = {.host = w->host, .node_id = w->node->identity.node_id};
-        host_group_each(w->host, hand_over, &h);
-        if (h.left == 0 || now >= d->until) {
-            if (h.left > 0) {
-                log_warning("worker %u: %u groups were not handed over in time", w->number, h.left);
-            }
-            close_connections(w, now);
-        }
-    } else if (amqp09_connections_count(w->amqp) == 0 || now >= d->until) {
+        turn_leaders(w, now);
+    } else if (d->phase == DRAIN_CONNECTIONS && (amqp09_connections_count(w->amqp) == 0 || now >= d->until)) {
         finish(w);
-        return UINT64_MAX;
+    } else if (d->phase == DRAIN_KEPT) {
+        d->next_at = now + (hand_over_all(w) > TRANSFERS_PER_ROUND ? AGAIN_MS : KEPT_AGAIN_MS) * NS_PER_MS;
     }
-    return d->next_at;
+    return d->phase == DRAIN_DONE ? UINT64_MAX : d->next_at;
+}
+
+void drain_begin(struct node_worker *w, bool is_maintenance)
+{
+    for (uint32_t i = 0; i < w->listeners_count; i++) {
+        amqp09_listener_stop(w->listeners[i]);
+    }
+    w->drain = (struct drain){.phase = DRAIN_LEADERS, .is_maintenance = is_maintenance,
+                              .until = clock_mono_ns(env_system_clock()) + (is_maintenance ? MAINTENANCE_LEADERS_MS : LEADERS_MS) * NS_PER_MS};
+}
+
+void drain_end(struct node_worker *w)
+{
+    if (w->drain.is_maintenance && w->drain.phase != DRAIN_NONE) {
+        w->drain = (struct drain){.phase = DRAIN_NONE};
+        close_listeners(w);
+        if (atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed)) {
+            node_worker_listen(w);  // Else the turn does when the node is up.
+        }
+    }
+    tell_worker_0(w, 0);
 }
 
 static void begin(void *arg)
@@ -97,11 +183,7 @@ static void begin(void *arg)
         finish(w);
         return;
     }
-    for (uint32_t i = 0; i < w->listeners_count; i++) {
-        amqp09_listener_stop(w->listeners[i]);
-    }
-    w->drain = (struct drain){.phase = DRAIN_LEADERS,
-                              .until = clock_mono_ns(env_system_clock()) + LEADERS_MS * NS_PER_MS};
+    drain_begin(w, false);
 }
 
 void node_drain(struct node *n, bool (*is_hurried)(void))

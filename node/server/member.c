@@ -629,5 +629,6 @@ uint64_t member_turn(struct node *n, uint64_t now)
     uint64_t next = reconcile(n, now);
     next = earlier(next, rejoin_turn(n, now));
     next = earlier(next, forget_turn(n, now));
+    next = earlier(next, maintenance_turn(n, now));
     return earlier(next, stall_turn(n, now));
 }

@@ -268,6 +268,8 @@ enum rc node_start(struct node *n, struct buf *error)
         .host_of = host_of,
         .broker_of = broker_of,
         .stop = request_stop,
+        .maintenance = maintenance_set,
+        .is_draining = maintenance_is_on,
         .waiting_for = waiting_for,
         .join = member_join,
         .forget = member_forget,

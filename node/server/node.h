@@ -23,11 +23,23 @@ enum { WORKERS_MAX = FRAME_WORKERS_MAX, WAITING_BYTES = PEER_TEXT_MAX + 1 };
 
 struct node;
 
-// An orderly stop on one worker (drain.c).
-enum drain_phase { DRAIN_NONE, DRAIN_LEADERS, DRAIN_CONNECTIONS, DRAIN_DONE };
+// An orderly stop or maintenance mode on one worker (drain.c).
+enum drain_phase { DRAIN_NONE, DRAIN_LEADERS, DRAIN_CONNECTIONS, DRAIN_KEPT, DRAIN_DONE };
 struct drain {
     enum drain_phase phase;
+    bool is_maintenance;      // Ends in DRAIN_KEPT, from where revive leads back to DRAIN_NONE; else in DRAIN_DONE.
+    uint32_t left;            // Groups that another could lead and that were not handed over in time.
     uint64_t next_at, until;  // Monotonic ns: looked at again; the phase ends whatever is left.
+};
+
+// Maintenance mode of this node (maintenance.c). Worker 0's.
+struct maintenance {
+    bool is_on;              // As asked; not kept over a restart.
+    bool is_recording;       // The command that tells the others is under way.
+    uint64_t record_at_ns;   // Earliest time of the next one.
+    uint32_t working, left;  // Workers that are not there yet; groups they could not hand over.
+    void (*done)(void *arg, enum rc rc, const char *text);  // NULL: nobody waits.
+    void *arg;
 };
 
 // What belongs to one worker; its thread owns it once the worker runs.
@@ -94,6 +106,7 @@ struct node {
     bool is_memory_lost;            // It concerns every replica, also those of which nothing was found.
     bool is_store_suspect;          // The mark of a failed disk was found (node.c).
     bool is_founding;               // The founding command is under way.
+    struct maintenance maintenance;
     bool is_replacing;              // A member that lost its disk is being given new ids.
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.
     char waiting_logged[WAITING_BYTES];
@@ -111,6 +124,7 @@ MUST_USE enum rc node_open_metastore(struct node *n);
 // node_worker.c
 uint64_t node_worker_turn(void *ctx);
 void node_worker_attach(struct node_worker *w);  // The node is a member: makes its parts. That worker.
+void node_worker_listen(struct node_worker *w);  // Opens its AMQP listeners. That worker.
 void node_worker_close(struct node_worker *w);               // Closes listeners and handles. That worker.
 uint32_t node_worker_of(void *ctx, uint64_t group);
 void node_post(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
@@ -120,6 +134,16 @@ const struct store_group *node_recovered(void *ctx, uint64_t group);
 // `is_hurried` says so.
 void node_drain(struct node *n, bool (*is_hurried)(void));
 uint64_t drain_turn(struct node_worker *w, uint64_t now_ns);  // That worker, each turn.
+// Maintenance mode on / off on this worker; maintenance_worker_done is told on worker 0.
+void drain_begin(struct node_worker *w, bool is_maintenance);
+void drain_end(struct node_worker *w);
+
+// maintenance.c (worker 0)
+// rabbitmq-upgrade drain / revive. `done` once: RC_OK (with a text: what could not be done), RC_BUSY.
+void maintenance_set(void *ctx, bool is_on, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
+bool maintenance_is_on(void *ctx);
+void maintenance_worker_done(struct node *n, uint32_t left);
+uint64_t maintenance_turn(struct node *n, uint64_t now_ns);
 
 // member.c (worker 0)
 void member_peers_start(struct node *n);

@@ -187,7 +187,7 @@ static void drop_deleted_groups(struct node_worker *w)
     }
 }
 
-static void open_listeners(struct node_worker *w)
+void node_worker_listen(struct node_worker *w)
 {
     struct node *n = w->node;
     for (uint32_t i = 0; i < n->config.amqp_count; i++) {
@@ -213,7 +213,7 @@ static void on_fenced(void *ctx, const struct meta_result *r)
     }
     atomic_store_explicit(&w->shared_is_fenced, true, memory_order_relaxed);
     drop_deleted_groups(w);
-    open_listeners(w);
+    node_worker_listen(w);
 }
 
 // Listeners open once the projection is loaded and a majority has proven it fresh.
