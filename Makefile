@@ -17,7 +17,7 @@ PACKAGES := gcc make pkg-config libuv1-dev libprotobuf-c-dev protobuf-c-compiler
 
 # Folders under src control, in dependency order (design.md: node/base <- proto <- consensus <- metastore <- node).
 DIRS    := node/base proto proto/amqp09 consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host consensus/peer \
-	metastore node/broker node/queue node/amqp09 node/ctl node/server
+	metastore node/alarm node/broker node/queue node/amqp09 node/ctl node/server
 SRCS    := $(foreach d,$(DIRS),$(filter-out %/main.c %/warrenctl.c,$(wildcard $(d)/*.c)))
 PROTOS  := $(wildcard proto/*.proto)
 PB_C    := $(PROTOS:proto/%.proto=$(B)/gen/proto/%.pb-c.c)

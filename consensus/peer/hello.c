@@ -153,6 +153,7 @@ void peer_beat_encode(struct buf *to, const struct peer_beat *b)
     m.worker_progress = b->worker_progress;
     m.wal_age_ms = b->wal_age_ms;
     m.meta_commit = b->meta_commit;
+    m.alarms = (uint32_t)b->alarms;
     pb_pack(to, &m.base);
 }
 
@@ -169,6 +170,7 @@ enum rc peer_beat_decode(struct span envelope, struct peer_beat *out)
         .worker_progress = m->worker_progress,
         .wal_age_ms = m->wal_age_ms,
         .meta_commit = m->meta_commit,
+        .alarms = m->alarms,
     };
     warren__peer__beat__free_unpacked(m, NULL);
     return RC_OK;

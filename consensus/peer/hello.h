@@ -72,6 +72,7 @@ struct peer_beat {
     uint64_t worker_progress;  // Sum of the workers' loop turns.
     uint64_t wal_age_ms;       // Age of the oldest write not yet synced.
     uint64_t meta_commit;      // Metadata group's commit index.
+    uint64_t alarms;           // The sender's own resource alarms, bits (node/alarm).
 };
 
 // Append an envelope. A challenge is a hello in a wrapping of its own.

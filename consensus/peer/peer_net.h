@@ -22,7 +22,7 @@ struct peer_net_hooks {  // Each may be NULL.
     void (*join_frame)(void *ctx, const char *name, const struct frame *f);
     // A node that proved the secret greets: may it? Called after our own checks; `text` has PEER_TEXT_MAX + 1 bytes.
     enum peer_refusal (*admit)(void *ctx, const struct peer_hello *h, char *text);
-    // Fills the last three fields of our next beat.
+    // Fills the last four fields of our next beat.
     void (*beat_fill)(void *ctx, struct peer_beat *b);
     // A beat of a node with an id arrived.
     void (*beat_seen)(void *ctx, uint32_t node_id, const struct peer_beat *b);

@@ -5,12 +5,14 @@
 // {"exit": N, ...} (see ctl/README.md). The socket is served by the admin thread (ctl_socket.c); requests run on worker 0
 // (ctl_run.c), which asks other workers and nodes where it must. File permissions guard the socket (0600).
 #pragma once
+#include "node/alarm/alarms.h"
 #include "node/amqp09/amqp09.h"
 #include "node/broker/broker.h"
 #include <jansson.h>
 #include <uv.h>
 
 struct ctl;
+struct monitor;
 
 struct ctl_config {
     const char *node_name;
@@ -20,6 +22,9 @@ struct ctl_config {
     uint32_t node_id, workers;
     struct host *host;            // Worker 0's; NULL until the node has an identity: ctl_attach.
     uv_loop_t *loop;              // Worker 0's.
+    const struct alarms *alarms;  // Worker 0's.
+    struct monitor *monitor;
+    void (*admin_started)(void *ctx, uv_loop_t *loop);  // First thing on the admin thread.
     // Runs fn on a worker.
     void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
     // A worker's AMQP connections (NULL: not yet), to be called on that worker.

@@ -203,6 +203,7 @@ static void *thread_main(void *arg)
 {
     struct ctl_socket *s = arg;
     pthread_setname_np(pthread_self(), "admin");
+    s->ctl->config.admin_started(s->ctl->config.ctx, &s->loop);
     uv_run(&s->loop, UV_RUN_DEFAULT);
     return NULL;
 }

@@ -50,6 +50,7 @@ typedef void verb_fn(struct ctl_request *r);
 // Verbs by file.
 verb_fn verb_status, verb_cluster_status, verb_ping, verb_await_startup, verb_await_online_nodes, verb_join_cluster, verb_forget_cluster_node,
     verb_stop;
+verb_fn verb_alarms, verb_check_alarms, verb_check_local_alarms, verb_set_disk_free_limit, verb_set_vm_memory_high_watermark;
 verb_fn verb_list_queues, verb_list_exchanges, verb_list_bindings, verb_list_connections, verb_list_consumers, verb_list_users,
     verb_list_vhosts, verb_list_permissions, verb_list_user_permissions, verb_list_channels;
 verb_fn verb_drain, verb_revive;
@@ -77,5 +78,8 @@ void ctl_look(struct ctl *c, uint64_t group, uint32_t transfer_to, ctl_look_fn *
 // ctl_socket.c: worker 0 side and admin thread side of one exchange.
 MUST_USE enum rc ctl_socket_start(struct ctl *c);
 void ctl_socket_stop(struct ctl *c);
+// verbs_alarm.c: for status and cluster_status.
+json_t *alarms_json(struct ctl *c);  // New reference.
+void alarms_status(struct ctl *c, json_t *status);
 json_t *json_span(struct span s);  // Non-UTF-8 bytes become base64.
 json_t *json_table(struct span table);  // AMQP arguments as an array of [key, type, value], as RabbitMQ's JSON has them.

@@ -72,9 +72,10 @@ void verb_status(struct ctl_request *r)
     struct ctl *c = r->ctl;
     const char *waiting = c->config.waiting_for(c->config.ctx);
     uint64_t uptime = (clock_mono_ns(env_system_clock()) - c->started_ns) / 1000000000u;
-    json_t *o = json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:I, s:b, s:[], s:[], s:s}", "os", "Linux", "pid", (int)getpid(), "product_name",
+    json_t *o = json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:I, s:b, s:[], s:s}", "os", "Linux", "pid", (int)getpid(), "product_name",
                           "RabbitMQ", "product_version", PRODUCT_VERSION, "rabbitmq_version", PRODUCT_VERSION, "platform", "Warren",
-                          "uptime", (json_int_t)uptime, "is_under_maintenance", 0, "alarms", "tags", "data_directory", c->config.data_dir);
+                          "uptime", (json_int_t)uptime, "is_under_maintenance", 0, "tags", "data_directory", c->config.data_dir);
+    alarms_status(c, o);
     json_object_set_new(o, "waiting_for", json_string(waiting ? waiting : ""));
     json_object_set_new(o, "listeners", c->config.listeners(c->config.ctx));
     json_object_set_new(o, "is_under_maintenance", json_boolean(c->config.is_draining(c->config.ctx)));
@@ -156,8 +157,8 @@ void verb_cluster_status(struct ctl_request *r)
         group_status(metastore_group(c->metastore), &meta);
         leader = meta.leader_node ? node_name_of(c, meta.leader_node) : "";
     }
-    json_t *o = json_pack("{s:s, s:o, s:o, s:[], s:o, s:{}, s:o, s:[], s:{}}", "cluster_name", c->config.cluster_name, "disk_nodes", s.disk,
-                          "running_nodes", s.running, "alarms", "maintenance_status", maintenance, "partitions", "versions", versions,
+    json_t *o = json_pack("{s:s, s:o, s:o, s:o, s:o, s:{}, s:o, s:[], s:{}}", "cluster_name", c->config.cluster_name, "disk_nodes", s.disk,
+                          "running_nodes", s.running, "alarms", alarms_json(c), "maintenance_status", maintenance, "partitions", "versions", versions,
                           "feature_flags", "cpu_cores");
     json_object_set_new(o, "listeners", json_pack("{s:o}", c->config.node_name, c->config.listeners(c->config.ctx)));
     json_object_set_new(o, "metadata_leader", json_string(leader));

@@ -26,6 +26,8 @@ static const char usage_text[] =
     "warrenctl [-n NODE] [--socket PATH] [-p VHOST] [-t SECONDS] [-q] [-s] [--formatter table|json|csv] VERB [ARGUMENTS]\n\n"
     "Nodes:   status, cluster_status, ping, drain, revive, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT],\n"
     "         forget_cluster_node NODE, stop\n"
+    "Alarms:  alarms, check_alarms, check_local_alarms, set_disk_free_limit SIZE | mem_relative SHARE,\n"
+    "         set_vm_memory_high_watermark SHARE | absolute SIZE\n"
     "Lists:   list_queues, list_exchanges, list_bindings, list_connections, list_channels, list_consumers,\n"
     "         list_users, list_vhosts, list_permissions, list_user_permissions USER   (each takes the names of the columns wanted)\n"
     "Queues:  quorum_status QUEUE, transfer_leadership QUEUE NODE, delete_queue QUEUE, purge_queue QUEUE\n"
@@ -284,7 +286,9 @@ static void print_list(struct options *o, json_t *answer)
     for (size_t k = 0; !o->is_silent && !o->no_headers && k < json_array_size(columns) && (json_array_size(rows) > 0 || is_csv); k++) {
         printf("%s%s%s", k ? between : "", json_string_value(json_array_get(columns, k)), k + 1 == json_array_size(columns) ? "\n" : "");
     }
-    for (size_t i = 0; i < json_array_size(rows); i++) {
+    // Sentences instead of a table: a script that asks for silence goes by the exit code.
+    const bool is_hidden = o->is_silent && json_array_size(columns) == 0;
+    for (size_t i = 0; !is_hidden && i < json_array_size(rows); i++) {
         json_t *row = json_array_get(rows, i);
         for (size_t k = 0; k < json_array_size(row); k++) {
             fputs(k ? between : "", stdout);
@@ -305,6 +309,18 @@ static void print_names(const char *title, json_t *names)
         printf("%s\n", json_string_value(json_array_get(names, i)));
     }
     printf("%s\n", json_array_size(names) ? "" : "(none)\n");
+}
+
+static void print_alarms(json_t *alarms)
+{
+    for (size_t i = 0; i < json_array_size(alarms); i++) {
+        json_t *a = json_array_get(alarms, i);
+        printf("%s alarm on node %s\n", strcmp(json_string_value(json_object_get(a, "resource")), "memory") == 0 ? "Memory" : "Free disk space",
+               json_string_value(json_object_get(a, "node")));
+    }
+    if (json_array_size(alarms) == 0) {
+        puts("(none)");
+    }
 }
 
 static void print_cluster_status(json_t *o, struct options *options)
@@ -330,7 +346,9 @@ static void print_cluster_status(json_t *o, struct options *options)
     {
         printf("Node: %s, status: %s\n", name, json_string_value(v));
     }
-    printf("\nAlarms\n\n(none)\n\nNetwork Partitions\n\n(none)\n\nListeners\n\n");
+    printf("\nAlarms\n\n");
+    print_alarms(json_object_get(o, "alarms"));
+    printf("\nNetwork Partitions\n\n(none)\n\nListeners\n\n");
     json_object_foreach(json_object_get(o, "listeners"), name, v)
     {
         for (size_t i = 0; i < json_array_size(v); i++) {
@@ -349,7 +367,9 @@ static void print_object(json_t *o, int depth)
     json_object_foreach(o, name, v)
     {
         printf("%*s%s: ", depth * 2, "", name);
-        if (json_is_object(v) && json_object_size(v) > 0) {
+        if (depth == 0 && strcmp(name, "alarms") == 0) {
+            print_alarms(v);
+        } else if (json_is_object(v) && json_object_size(v) > 0) {
             puts("");
             print_object(v, depth + 1);
         } else {
@@ -374,12 +394,12 @@ static int print_answer(struct options *o, json_t *answer)
         return code;
     }
     json_t *object = json_object_get(answer, "object");
-    if (json_object_get(answer, "rows")) {
-        print_list(o, answer);
-    } else if (object && is_json) {
+    if (object && is_json) {
         char *text = json_dumps(object, JSON_COMPACT);
         puts(text);
         free(text);
+    } else if (json_object_get(answer, "rows")) {
+        print_list(o, answer);
     } else if (object && strcmp(o->verb, "cluster_status") == 0) {
         print_cluster_status(object, o);
     } else if (object) {

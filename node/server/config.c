@@ -21,37 +21,13 @@ static void set_text(char **to, const char *value)
     *to = mem_strndup(value, strlen(value));
 }
 
-// A count, or a size with RabbitMQ's units (k M G kiB MiB GiB binary; kB MB GB decimal).
-static bool parse_number(const char *value, uint64_t *out)
-{
-    char *end;
-    errno = 0;
-    if (!isdigit((unsigned char)value[0])) {
-        return false;
-    }
-    uint64_t n = strtoull(value, &end, 10);
-    static const struct {
-        const char *unit;
-        uint64_t factor;
-    } units[] = {{"", 1},           {"k", 1 << 10},     {"kiB", 1 << 10},   {"M", 1 << 20},      {"MiB", 1 << 20},
-                 {"G", 1 << 30},    {"GiB", 1 << 30},   {"kB", 1000},       {"KB", 1000},        {"MB", 1000000},
-                 {"GB", 1000000000}, {"K", 1 << 10},    {"KiB", 1 << 10}};
-    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        if (strcmp(end, units[i].unit) == 0) {
-            *out = n * units[i].factor;
-            return errno == 0 && *out / units[i].factor == n;
-        }
-    }
-    return false;
-}
-
 // "5672", "127.0.0.1:5672", "[::1]:5672" -> "host:port".
 static bool parse_listener(const char *value, char **out)
 {
     const char *colon = strrchr(value, ':');
     const char *port = colon ? colon + 1 : value;
     uint64_t n;
-    if (!parse_number(port, &n) || n == 0 || n > 65535) {
+    if (!size_parse(port, &n) || n == 0 || n > 65535) {
         return false;
     }
     char text[512];
@@ -144,6 +120,27 @@ static bool key_secret_file(struct node_config *c, const char *rest, const char 
     return ok && c->cluster_secret[0] != '\0';
 }
 
+// disk_free_limit.*, vm_memory_high_watermark.*, as RabbitMQ's schema has them: where both are given, in whatever order, the
+// absolute one counts.
+static bool limit_set(struct alarm_limit *l, bool *has_absolute, const char *rest, const char *value, double share_max)
+{
+    if (strcmp(rest, "absolute") == 0) {
+        *has_absolute = true;
+        l->is_relative = false;
+        return size_parse(value, &l->bytes);
+    }
+    l->is_relative = !*has_absolute;
+    return strcmp(rest, "relative") == 0 && share_parse(value, &l->share) && l->share >= 0 && l->share <= share_max;
+}
+static bool key_disk_free(struct node_config *c, const char *rest, const char *value)
+{
+    return limit_set(&c->alarm_limits.disk_free, &c->has_absolute_disk, rest, value, 1e6);
+}
+static bool key_memory(struct node_config *c, const char *rest, const char *value)
+{
+    return limit_set(&c->alarm_limits.memory, &c->has_absolute_memory, rest, value, 1);
+}
+
 enum key_kind { KEY_TEXT, KEY_U32, KEY_U64, KEY_CALL };
 struct key {
     const char *name;  // A trailing '*' matches any rest.
@@ -170,6 +167,9 @@ static const struct key keys[] = {
     {"default_pass", KEY_TEXT, FIELD(default_pass), NULL, 0, 0},
     {"default_vhost", KEY_TEXT, FIELD(default_vhost), NULL, 0, 0},
     {"default_queue_type", KEY_CALL, 0, key_queue_type, 0, 0},
+    {"disk_free_limit.*", KEY_CALL, 0, key_disk_free, 0, 0},
+    {"vm_memory_high_watermark.*", KEY_CALL, 0, key_memory, 0, 0},
+    {"total_memory_available_override_value", KEY_U64, FIELD(total_memory), NULL, 1, UINT64_MAX},
     {"loopback_users", KEY_CALL, 0, key_loopback, 0, 0},
     {"loopback_users.guest", KEY_CALL, 0, key_loopback, 0, 0},
     {"heartbeat", KEY_U32, FIELD(heartbeat_s), NULL, 0, 65535},
@@ -190,7 +190,7 @@ static const struct key keys[] = {
 
 // RabbitMQ's keys (by prefix) that change nothing here, today.
 static const char *const ignored[] = {
-    "listeners.ssl", "ssl_options", "num_acceptors", "tcp_listen_options", "vm_memory_high_watermark", "disk_free_limit",
+    "listeners.ssl", "ssl_options", "num_acceptors", "tcp_listen_options", "vm_memory_high_watermark_paging_ratio",
     "cluster_partition_handling", "cluster_keepalive_interval", "cluster_formation", "raft.", "quorum_queue.", "stream.",
     "management.", "prometheus.", "mqtt.", "stomp.", "web_mqtt.", "web_stomp.", "log.", "auth_backends", "auth_mechanisms",
     "auth_", "default_permissions", "default_user_tags", "password_hashing_module", "load_definitions", "definitions.",
@@ -200,7 +200,7 @@ static const char *const ignored[] = {
     "distribution.", "net_ticktime", "hipe_compile", "message_interceptors", "message_store", "classic_queue", "delegate_count",
     "ssl_cert_login", "product.", "motd_file", "sysmon_handler", "runtime_", "default_users", "anonymous_login", "cluster_tags",
     "node_tags", "trace_", "tracing", "credit_", "lazy_queue", "queue_index", "msg_store", "credential_validator",
-    "initial_frame_max", "default_consumer_prefetch", "consumer_max_per_channel", "cluster_queue_limit", "total_memory",
+    "initial_frame_max", "default_consumer_prefetch", "consumer_max_per_channel", "cluster_queue_limit", "vm_memory_calculation_strategy", "memory_monitor_interval",
 };
 
 static bool apply_key(const struct key *k, struct node_config *c, const char *rest, const char *value)
@@ -212,13 +212,13 @@ static bool apply_key(const struct key *k, struct node_config *c, const char *re
         set_text(field, value);
         return value[0] != '\0';
     case KEY_U32:
-        if (!parse_number(value, &n) || n < k->min || n > k->max) {
+        if (!size_parse(value, &n) || n < k->min || n > k->max) {
             return false;
         }
         *(uint32_t *)field = (uint32_t)n;
         return true;
     case KEY_U64:
-        if (!parse_number(value, &n) || n < k->min || n > k->max) {
+        if (!size_parse(value, &n) || n < k->min || n > k->max) {
             return false;
         }
         *(uint64_t *)field = n;
@@ -336,6 +336,7 @@ static void set_defaults(struct node_config *c)
         .wal_align = 4096,
         .log_level = LOG_INFO,
     };
+    alarm_limits_default(&c->alarm_limits);
     set_text(&c->node_name, name);
     set_text(&c->default_user, "guest");
     set_text(&c->default_pass, "guest");

@@ -4,6 +4,7 @@
 // An unknown key is an error that names file and line; a RabbitMQ key that has no meaning here is accepted with a
 // warning. Read once at start-up.
 #pragma once
+#include "node/alarm/limits.h"
 #include "node/base/buf.h"
 #include "node/base/rc.h"
 
@@ -35,6 +36,9 @@ struct node_config {
     uint64_t memtable_bytes, wal_file_bytes;
     uint32_t wal_align;
     uint32_t workers;         // 0: cores - 1, at least 1
+    struct alarm_limits alarm_limits;  // disk_free_limit.*, vm_memory_high_watermark.*
+    bool has_absolute_disk, has_absolute_memory;
+    uint64_t total_memory;    // total_memory_available_override_value; 0: as measured
     int log_level;            // enum log_level
 };
 

@@ -442,6 +442,7 @@ static uint64_t reconcile(struct node *n, uint64_t now)
 
 static void on_peers_changed(void *ctx)
 {
+    ((struct node *)ctx)->alarms_at_ns = 0;
     worker_wake(((struct node *)ctx)->workers[0].worker);
 }
 
@@ -485,6 +486,7 @@ static void fill_beat(void *ctx, struct peer_beat *b)
         b->worker_progress += atomic_load_explicit(&n->workers[i].shared_turns, memory_order_relaxed);
     }
     b->wal_age_ms = wal_thread_age_ns(n->wal) / 1000000u;
+    b->alarms = n->alarms.own;
     struct group *g = n->metastore ? metastore_group(n->metastore) : NULL;
     if (g) {
         struct consensus_status s;
@@ -501,7 +503,7 @@ void member_peers_start(struct node *n)
         .random = env_system_random,
         .listen = n->config.cluster_address,
         .secret = span_str(n->config.cluster_secret ? n->config.cluster_secret : "a node without peers"),
-        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .admit = admit, .beat_fill = fill_beat, .ctx = n},
+        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .admit = admit, .beat_fill = fill_beat, .beat_seen = alarm_beat, .ctx = n},
     };
     fill_hello(n, &c.self);
     enum rc rc = peer_net_create(&c, &n->peers);

@@ -248,8 +248,14 @@ enum rc node_create(struct node *n, struct buf *error)
     return open_store(n, error);
 }
 
+static void on_admin_started(void *ctx, uv_loop_t *loop)
+{
+    monitor_begin(((struct node *)ctx)->monitor, loop);
+}
+
 enum rc node_start(struct node *n, struct buf *error)
 {
+    alarm_create(n);
     enum rc rc = create_workers(n);
     if (rc == RC_OK) {
         rc = start_threads(n);
@@ -273,6 +279,9 @@ enum rc node_start(struct node *n, struct buf *error)
         .waiting_for = waiting_for,
         .join = member_join,
         .forget = member_forget,
+        .alarms = &n->alarms,
+        .monitor = n->monitor,
+        .admin_started = on_admin_started,
         .listeners = listeners_json,
         .ctx = n,
     };

@@ -10,6 +10,9 @@
 #include "consensus/peer/join.h"
 #include "consensus/peer/net_share.h"
 #include "consensus/peer/peer_net.h"
+#include "node/alarm/alarms.h"
+#include "node/alarm/measure.h"
+#include "node/alarm/monitor.h"
 #include "node/amqp09/amqp09.h"
 #include "node/amqp09/listener.h"
 #include "node/broker/broker.h"
@@ -80,6 +83,8 @@ struct node {
     struct peer_net *peers;         // Worker 0.
     struct net_share *share;        // All workers' way to `peers`.
     struct ctl *ctl;
+    struct monitor *monitor;        // Admin thread's; asked on worker 0.
+    _Atomic uint32_t shared_alarms;  // alarms.all, for the other workers (relaxed; a post follows each change).
     struct node_worker workers[WORKERS_MAX];
     uint32_t workers_count;
     struct map recovered;           // group -> struct recovered; read-only once started.
@@ -101,6 +106,10 @@ struct node {
     uint64_t join_deadline_ns;
     struct forgetting *forgetting;  // NULL: nobody is being forgotten.
     uint64_t reconcile_at_ns;
+    struct alarms alarms;           // Of all nodes.
+    uint32_t monitor_bits;          // What the monitor says of this one.
+    bool is_wal_short;              // The log lacks the room it keeps in reserve.
+    uint64_t alarms_at_ns;          // Other nodes' are looked at again; 0: at once.
     uint64_t stepped_down_at_ns;    // Last time this node gave up leading for a stall of its own; 0: never.
     bool is_log_suspect;            // Damage was met at recovery, or the mark of a failed disk.
     bool is_memory_lost;            // It concerns every replica, also those of which nothing was found.
@@ -153,6 +162,12 @@ void node_wait_for(struct node *n, const char *format, ...) __attribute__((forma
 
 // admission.c (worker 0): a JOIN frame arrived.
 void admission_asked(struct node *n, const struct frame *f);
+
+// alarm.c (worker 0)
+void alarm_create(struct node *n);              // Before the threads start.
+void alarm_attach(struct node_worker *w);       // That worker's connections exist now.
+void alarm_beat(void *ctx, uint32_t node_id, const struct peer_beat *b);
+uint64_t alarm_turn(struct node *n, uint64_t now_ns);  // Returns when it wants to run again.
 
 // rejoin.c (worker 0, but for the first two)
 MUST_USE enum rc rejoin_prepare(struct node *n);  // Start-up, before the identity is opened: reads the note, wipes.

@@ -104,6 +104,7 @@ static void make_amqp(struct node_worker *w)
         .ctx = w,
     };
     w->amqp = amqp09_create(&c);
+    alarm_attach(w);
 }
 
 void node_worker_attach(struct node_worker *w)
@@ -270,6 +271,7 @@ uint64_t node_worker_turn(void *ctx)
     }
     if (w->number == 0) {
         next = earlier(next, member_turn(n, clock_mono_ns(env_system_clock())));
+        next = earlier(next, alarm_turn(n, clock_mono_ns(env_system_clock())));
         if (n->ctl) {
             next = earlier(next, ctl_turn(n->ctl));
         }

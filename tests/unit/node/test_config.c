@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // rabbitmq.conf: what is taken, what is refused with file and line, what is accepted with a warning.
-// links: node/server node/base
+// links: node/server node/alarm node/base
 #include "node/server/config.h"
 #include <check.h>
 #include <stdio.h>
@@ -44,8 +44,8 @@ END_TEST
 
 START_TEST(a_key_of_rabbitmq_without_meaning_here_is_a_warning)
 {
-    ck_assert_int_eq(load("vm_memory_high_watermark.relative = 0.4\n"), RC_OK);
-    ck_assert_ptr_nonnull(strstr((char *)warnings.ptr, "vm_memory_high_watermark.relative"));
+    ck_assert_int_eq(load("vm_memory_high_watermark_paging_ratio = 0.4\n"), RC_OK);
+    ck_assert_ptr_nonnull(strstr((char *)warnings.ptr, "vm_memory_high_watermark_paging_ratio"));
     done();
 }
 END_TEST
@@ -70,6 +70,30 @@ START_TEST(sizes_take_binary_and_decimal_units)
     ck_assert_int_eq(load("max_message_size = 1MiB\nwarren.memtable_bytes = 64MB\n"), RC_OK);
     ck_assert_uint_eq(config.max_message_size, 1u << 20);
     ck_assert_uint_eq(config.memtable_bytes, 64000000u);
+    done();
+}
+END_TEST
+
+START_TEST(limits_of_memory_and_disk_are_sizes_or_shares)
+{
+    ck_assert_int_eq(load(""), RC_OK);
+    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.disk_free, 1000), 50000000);
+    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.memory, 1000), 600);
+    done();
+    ck_assert_int_eq(load("disk_free_limit.absolute = 2GB\nvm_memory_high_watermark.relative = 0.4\ntotal_memory_available_override_value = 4GiB\n"), RC_OK);
+    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.disk_free, 1000), 2000000000);
+    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.memory, 1000), 400);
+    ck_assert_uint_eq(config.total_memory, 4ull << 30);
+    done();
+    ck_assert_int_eq(load("disk_free_limit.relative = 1.5\nvm_memory_high_watermark.absolute = 1GiB\nvm_memory_high_watermark.relative = 0.5\n"), RC_OK);
+    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.disk_free, 1000), 1500);
+    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.memory, 1000), 1u << 30);  // The absolute one counts, in any order.
+    done();
+    ck_assert_int_eq(load("vm_memory_high_watermark.relative = 1.1\n"), RC_INVALID);
+    done();
+    ck_assert_int_eq(load("disk_free_limit.absolute = 2XB\n"), RC_INVALID);
+    done();
+    ck_assert_int_eq(load("disk_free_limit.other = 2GB\n"), RC_INVALID);
     done();
 }
 END_TEST
@@ -119,6 +143,7 @@ int main(void)
     tcase_add_test(t, a_key_of_rabbitmq_without_meaning_here_is_a_warning);
     tcase_add_test(t, values_are_checked_and_the_error_says_what_fits);
     tcase_add_test(t, sizes_take_binary_and_decimal_units);
+    tcase_add_test(t, limits_of_memory_and_disk_are_sizes_or_shares);
     tcase_add_test(t, peers_are_listed_with_addresses_and_our_own_is_found);
     tcase_add_test(t, a_cluster_without_a_secret_is_refused);
     tcase_add_test(t, rabbitmqs_defaults_hold);
