@@ -307,7 +307,7 @@ void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t 
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out);
 void host_snapshot_consider(struct group *g);
 bool host_snapshot_send(struct group *g, uint32_t node, uint64_t replica);  // False: not now, tried again later.
-bool host_snapshot_is_sending(const struct group *g, uint32_t node);
+bool host_snapshot_is_sending(const struct group *g, uint64_t replica);  // 0: to anybody.
 void host_snapshot_on_piece(struct host *h, uint32_t node, const struct frame *f);
 void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f);
 uint64_t host_snapshot_turn(struct host *h);

@@ -438,7 +438,7 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
             return;
         }
         if (s.kind == SEND_SNAPSHOT) {
-            if (host_snapshot_is_sending(g, p->node)) {
+            if (host_snapshot_is_sending(g, s.to->replica_id)) {
                 g->ops->sent(g->replica, i, s.msg.index, host_now(h));  // It asks anew, after a reset: still the same one.
             } else if (!host_snapshot_send(g, p->node, s.to->replica_id)) {
                 return;

@@ -53,11 +53,11 @@ struct snap_receive {
 
 // ---- taking ----------------------------------------------------------------------------------------------------------
 
-bool host_snapshot_is_sending(const struct group *g, uint32_t node)
+bool host_snapshot_is_sending(const struct group *g, uint64_t replica)
 {
     list_each(l, &g->host->snap_sends) {
         const struct snap_send *s = list_entry(l, struct snap_send, link);
-        if (s->group == g && !s->is_over && (node == 0 || s->node == node)) {
+        if (s->group == g && !s->is_over && (replica == 0 || s->replica == replica)) {
             return true;
         }
     }
@@ -173,7 +173,7 @@ static void retry_later(struct group *g, uint32_t node, uint64_t replica)
     struct host *h = g->host;
     list_each(l, &h->retries) {
         const struct retry *r = list_entry(l, struct retry, link);
-        if (r->group == g->id && r->node == node && r->is_snapshot) {
+        if (r->group == g->id && r->replica == replica && r->is_snapshot) {
             return;
         }
     }
@@ -307,11 +307,26 @@ static void send_read(struct snap_send *s, uint64_t position)
     glog_snapshot_read_start(s->group->log, &s->read);
 }
 
+// Another replica has come in the place of one that was being sent to: nobody waits for that transfer any more.
+static void send_supersede(struct group *g, uint32_t node, uint64_t replica)
+{
+    list_each(l, &g->host->snap_sends) {
+        struct snap_send *s = list_entry(l, struct snap_send, link);
+        if (s->group == g && s->node == node && s->replica != replica && !s->is_over) {
+            s->is_over = true;
+            if (!s->is_reading) {
+                send_free(s);
+            }
+        }
+    }
+}
+
 bool host_snapshot_send(struct group *g, uint32_t node, uint64_t replica)
 {
     struct host *h = g->host;
     struct net *net = h->config.net;
     struct glog_snapshot_info info;
+    send_supersede(g, node, replica);
     if (h->snap_sends_count >= HOST_SNAPSHOT_SENDS || !net->is_connected(net, node, LANE_BULK) ||
         glog_snapshot_info(g->log, &info) != RC_OK) {
         retry_later(g, node, replica);

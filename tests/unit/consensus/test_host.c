@@ -393,6 +393,35 @@ START_TEST(a_follower_far_behind_is_fed_from_disk_or_snapshot)
 }
 END_TEST
 
+// What it was sent in the name of the one before is of no use to it, and that transfer's end tells it nothing.
+START_TEST(a_replica_that_takes_the_place_of_another_gets_the_snapshot)
+{
+    start();
+    struct sim_node *n = &s->nodes[2];
+    sim_node_drop_group(n, 0);  // It forgot everything; the others do not know.
+    for (int i = 0; i < 6000; i++) {
+        ck_assert_int_eq(propose(1, 0, 1000), RC_OK);
+        if (i % 100 == 99) {
+            run_ms(10);
+        }
+    }
+    run_ms(300);
+    ck_assert_uint_gt(status(1, 0).snapshot, 0);
+    struct member_change change = {.kind = MEMBER_REMOVE, .member = s->groups[0].initial.members[2]};
+    ck_assert_int_eq(group_change_members(s->nodes[0].groups[0], &change), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(100);
+    n->replicas[0] = 31;
+    sim_node_add_group(n, 0, NULL);
+    change = (struct member_change){.kind = MEMBER_ADD_LEARNER, .member = {.replica_id = 31, .node_id = 3}};
+    ck_assert_int_eq(group_change_members(s->nodes[0].groups[0], &change), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(30000);
+    ck_assert_uint_eq(machine(3, 0)->entries, 6000);
+    ck_assert_uint_eq(machine(3, 0)->chain, machine(1, 0)->chain);
+}
+END_TEST
+
 // Node ids are never used again, so in a cluster whose nodes come and go the numbers of nodes known grow.
 START_TEST(nodes_that_came_and_went_cost_a_host_nothing_but_a_name)
 {
@@ -548,6 +577,7 @@ int main(void)
     tcase_add_test(t, nothing_is_committed_without_a_majority);
     tcase_add_test(t, a_leader_that_hears_no_majority_steps_down);
     tcase_add_test(t, a_follower_far_behind_is_fed_from_disk_or_snapshot);
+    tcase_add_test(t, a_replica_that_takes_the_place_of_another_gets_the_snapshot);
     tcase_add_test(t, nodes_that_came_and_went_cost_a_host_nothing_but_a_name);
     tcase_add_test(t, the_bound_of_uncommitted_bytes_keeps_a_fifth_for_reserved_commands);
     tcase_add_test(t, a_read_barrier_passes_at_the_leader);
