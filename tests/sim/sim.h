@@ -14,7 +14,8 @@
 #include "tests/sim/sim_disk.h"
 #include <stdio.h>
 
-enum { SIM_NODES_MAX = 5, SIM_GROUPS_MAX = 64 };
+// A node whose disk was wiped comes back as another one, so a run can see more nodes than its cluster has.
+enum { SIM_NODES_MAX = 8, SIM_GROUPS_MAX = 64 };
 
 #define SIM_US 1000ull
 #define SIM_MS 1000000ull
@@ -37,13 +38,19 @@ struct sim_faults {
     uint64_t sync_fail_one_in;                 // One crash in so many is a failing sync; 0 never.
     uint64_t pause_every;                      // A node stands still for a while.
     uint64_t transfer_every, member_change_every, step_down_every;
+    uint32_t victim;                           // The one node that loses data (or who came in its place); 0 none.
+    uint64_t wipe_every;                       // The victim's disk is lost with all on it; 0 never.
+    uint64_t flip_every;                       // A bit of what it has synced is wrong from now on.
+    uint64_t full_every;                       // No room on a node's disk for a while.
 };
 
 // ---- counters ---------------------------------------------------------------------------------------------------------
 
 struct sim_counters {
     uint64_t events, commits, elections, crashes, torn_writes, partitions, violations;
-    uint64_t proposals, acks, reads, frames, snapshots_installed, snapshots_taken, member_changes;
+    uint64_t proposals, acks, reads, frames, snapshots_taken, snapshots_installed, wal_files, cold_reads;
+    uint64_t member_changes, wipes, flips, amnesiacs, full_disks;
+    uint64_t settle_ns;  // From the last fault until everything had come to rest; longest.
 };
 
 // ---- the application --------------------------------------------------------------------------------------------------
@@ -57,6 +64,9 @@ struct sim_app {
     void (*node_init)(struct sim *s, struct sim_node *n);
     // Adds the replica itself (host_group_add happens inside) and returns true. May be NULL.
     bool (*group_add)(struct sim_node *n, uint32_t slot, const struct store_group *recovered);
+    // The replica leaves its node: removes it (host_group_remove, deleted) and returns true; false: only a restart can. NULL:
+    // the world does it.
+    bool (*group_drop)(struct sim_node *n, uint32_t slot);
     // Machine of `group` on `node` (a new, empty one), with its fsm_ops; for those not added by group_add.
     void *(*machine_create)(struct sim *s, struct sim_node *n, uint64_t group);
     void (*machine_destroy)(void *machine);
@@ -90,8 +100,11 @@ struct sim_net {
     struct sim_node *node;
 };
 
-// What is known to be on a node's disk of one group: from the bytes handed to its WAL, not from what engines say.
+// What is known to be on a node's disk of one group: from the bytes handed to its WAL, not from what engines say. Of a
+// replica that lost its memory it stays as it was: what was said then rests on it, and nothing may be said any more.
 struct sim_shadow {
+    uint64_t replica;      // Whose it is.
+    bool is_lost;
     struct hard_state hard;
     uint64_t snapshot;   // Entries up to here are covered by it.
     uint64_t last;       // Durable log ends here.
@@ -103,6 +116,10 @@ struct sim_node {
     struct sim *sim;
     uint32_t id;           // 1..
     bool is_up;
+    bool is_gone;          // Its disk was wiped: it never comes back under this name.
+    bool is_flipped;       // There may be a wrong bit on its disk.
+    bool is_full;          // No room on its disk.
+    bool is_damaged;       // What it holds of anything may be wrong: an operator will wipe it.
     bool is_paused;        // Nothing of it runs; its disk and link stay.
     uint64_t paused_until;
     uint64_t incarnation;
@@ -120,6 +137,8 @@ struct sim_node {
     void *machines[SIM_GROUPS_MAX];
     struct group *groups[SIM_GROUPS_MAX];
     uint64_t replicas[SIM_GROUPS_MAX];     // Which replica of the group lives here; 0 none. (What the metastore would know.)
+    bool is_fresh[SIM_GROUPS_MAX];         // That one was never a member yet.
+    uint64_t vouched_seq, vouched_offset;  // A later batch says that what is before it in this WAL file was synced.
     struct sim_shadow shadows[SIM_GROUPS_MAX];
     uint64_t commit_seen[SIM_GROUPS_MAX];  // In this life.
     uint64_t term_seen[SIM_GROUPS_MAX];
@@ -151,6 +170,8 @@ struct sim_group {
     // Committed history, by index from 1: term and chain hash (index i at i - 1).
     struct buf terms, chain;
     uint64_t committed;
+    uint64_t proven;        // Highest index that a leader committed, found on a majority's disks at that moment,
+    uint64_t proven_term;   // with the term it had.
     uint64_t leader_term;   // Highest in which somebody led.
     struct map leaders;     // Term -> node * 2^32 + incarnation (as a pointer).
     struct map digests;     // Index -> digest of the state there (sim_observe.c).
@@ -176,6 +197,7 @@ struct sim {
     uint32_t groups_count;
     struct sim_group groups[SIM_GROUPS_MAX];
     bool is_calm;          // Last phase: no faults, no load.
+    bool may_restart;      // Who crashes comes back after a while.
     bool is_violated;
     char violation[512];
     struct sim_links *links;
@@ -186,6 +208,8 @@ struct sim {
 // One run. Returns true if nothing was violated; the counters are added to `total`.
 bool sim_run(uint64_t seed, const struct sim_app *app, bool is_verbose, struct sim_counters *total, uint64_t *trace,
              char *violation, size_t violation_size);
+
+void sim_counters_add(struct sim_counters *to, const struct sim_counters *from);
 
 // In parts, for tests that want their own faults: init draws the swarm (change s->faults and the groups afterwards), start
 // brings all nodes up.
@@ -214,10 +238,30 @@ void sim_violation(struct sim *s, const char *format, ...) __attribute__((format
         }                                                                                          \
     } while (0)
 
+// sim_node.c
 void sim_node_start(struct sim_node *n);
 void sim_node_crash(struct sim_node *n, bool is_power);  // Power: unsynced writes are lost, torn or kept.
+void sim_node_free(struct sim_node *n);
+void sim_node_add_group(struct sim_node *n, uint32_t slot, const struct store_group *recovered);
+// The replica leaves this node; its log is deleted.
+void sim_node_drop_group(struct sim_node *n, uint32_t slot);
+struct sim_node *sim_node_create(struct sim *s);  // One more, with an empty disk. Not started.
+bool sim_node_flip(struct sim_node *n);  // A bit of what is synced and vouched for turns. False: there is none.
 struct sim_group *sim_group_of(struct sim *s, uint64_t id);
 uint32_t sim_group_slot(const struct sim *s, uint64_t id);
+
+// sim_fault.c
+void sim_faults_draw(struct sim *s);
+void sim_faults_start(struct sim *s);
+struct sim_node *sim_any_node(struct sim *s);  // That is not gone.
+void sim_restart_soon(struct sim_node *n);
+void sim_wipe_soon(struct sim_node *n);
+struct group *sim_leader(struct sim *s, uint32_t slot, struct sim_node **on);  // Of the highest term.
+
+// sim_member.c: what the metadata store would have done: groups get their members back, and others.
+void sim_members_start(struct sim *s);
+bool sim_members_are_whole(struct sim *s, uint32_t but_node);  // No member has lost its memory, except on one node.
+bool sim_members_are_settled(struct sim *s);
 
 // sim_net.c
 void sim_net_create(struct sim *s);
@@ -234,8 +278,11 @@ void sim_check_node(struct sim_node *n);                      // After each even
 void sim_check_submitted(struct sim_node *n, struct wal_submission *w);
 void sim_check_durable(struct sim_node *n, struct wal_submission *w);
 void sim_check_crashed(struct sim_node *n);                   // Before its memory goes.
+// What a start found of a group, or that it found nothing.
 void sim_check_recovered(struct sim_node *n, const struct store_group *g);
-void sim_check_recovered_all(struct sim_node *n);
+void sim_check_not_found(struct sim_node *n, uint32_t slot, bool is_told);  // Told: the store says that it is damaged.
+void sim_check_wiped(struct sim_node *n);
+void sim_check_begun(struct sim_node *n, uint32_t slot);  // Nothing is left of the replica before; another one begins.
 // The machine of a replica applies: the history of the group must be the same everywhere. `chain` is the machine's own
 // running hash after this entry.
 void sim_check_applied(struct sim_node *n, uint64_t group, uint64_t index, uint64_t term, uint64_t chain);

@@ -4,8 +4,9 @@
 // What is durable is known from the bytes that went through each node's WAL (a shadow log per node and group), not from
 // what engines claim; what is committed is the first history any machine applied. Checked: one leader a term; a new leader
 // has all that is committed; terms and commit indexes never fall; nothing is applied beyond min(commit, durable); no
-// engine claims more durable than is on its disk; every machine applies the same history; what is committed (and what is
-// told to a client) is durable on a majority at that moment; a restart finds everything that was durable.
+// engine claims more durable than is on its disk; every machine applies the same history; what a leader commits is durable
+// on a majority of the voters of its configuration at that moment, and nothing else is applied or told to a client; a restart
+// finds everything that was durable, or says that it does not: then that replica never leads, votes or counts again (law 2).
 #include "consensus/store/core.h"
 #include "tests/sim/sim.h"
 #include <assert.h>
@@ -58,6 +59,26 @@ static void check_cut(struct sim_node *n, uint32_t slot, uint64_t from)
     }
 }
 
+static void shadow_lost(struct sim_node *n, uint32_t slot)
+{
+    struct sim_shadow *x = &n->shadows[slot];
+    if (!x->is_lost) {
+        x->is_lost = true;
+        n->sim->counters.amnesiacs++;
+        sim_log(n->sim, "node %u: group %llu: replica %llu has lost its memory", n->id,
+                (unsigned long long)n->sim->groups[slot].id, (unsigned long long)x->replica);
+    }
+}
+
+void sim_check_begun(struct sim_node *n, uint32_t slot)
+{
+    struct sim_shadow *x = &n->shadows[slot];
+    sim_log(n->sim, "node %u: group %llu: replica %llu is deleted, replica %llu begins", n->id,
+            (unsigned long long)n->sim->groups[slot].id, (unsigned long long)x->replica, (unsigned long long)n->replicas[slot]);
+    buf_deinit(&x->terms);
+    *x = (struct sim_shadow){.replica = n->replicas[slot]};
+}
+
 static void shadow_record(struct sim_node *n, const struct record_disk *d, struct span payload)
 {
     const uint32_t slot = sim_group_slot(n->sim, d->group);
@@ -65,12 +86,25 @@ static void shadow_record(struct sim_node *n, const struct record_disk *d, struc
         return;
     }
     struct sim_shadow *x = &n->shadows[slot];
+    uint64_t vote = 0;
     if (d->kind == RECORD_HARD_STATE) {
-        uint64_t vote = 0;
         memcpy(&vote, payload.ptr, payload.len < 8 ? payload.len : 8);
+    }
+    if (d->kind == RECORD_TOMBSTONE) {
+        sim_check_begun(n, slot);
+#ifdef RECORD_FLAG_LOST
+    } else if (d->kind == RECORD_HARD_STATE && (d->flags & RECORD_FLAG_LOST) && n->is_flipped) {
+        shadow_lost(n, slot);
+#endif
+    } else if (x->is_lost) {
+        if (vote != 0) {
+            sim_violation(n->sim, "node %u group %llu: a replica that lost its memory votes", n->id, (unsigned long long)d->group);
+        }
+    } else if (d->kind == RECORD_HARD_STATE) {
         x->hard = (struct hard_state){.term = d->term, .vote = vote};
     } else if (d->kind == RECORD_TRUNCATE) {
         if (d->flags & RECORD_FLAG_INSTALLED) {
+            n->sim->counters.snapshots_installed++;
             shadow_reset(x, d->index - 1);
         } else {
             check_cut(n, slot, d->index);
@@ -120,6 +154,11 @@ static void note_cut(struct sim_node *n, const struct record_disk *d, struct spa
     if (d->kind == RECORD_TRUNCATE && slot != UINT32_MAX) {
         const struct cut c = {.slot = slot, .from = d->index, .submission = submitted_now};
         buf_bytes(&n->pending_cuts, &c, sizeof(c));
+    } else if (d->kind == RECORD_TOMBSTONE && slot != UINT32_MAX) {
+        for (size_t at = 0; at < n->pending_cuts.len; at += sizeof(struct cut)) {  // Of a log that is deleted now.
+            struct cut *c = (struct cut *)(void *)(n->pending_cuts.ptr + at);
+            c->from = c->slot == slot ? UINT64_MAX : c->from;
+        }
     }
 }
 
@@ -150,14 +189,16 @@ void sim_check_crashed(struct sim_node *n)
     for (size_t at = 0; at < n->pending_cuts.len; at += sizeof(struct cut)) {
         struct cut c;
         memcpy(&c, n->pending_cuts.ptr + at, sizeof(c));
-        shadow_cut(&n->shadows[c.slot], c.from);
+        if (!n->shadows[c.slot].is_lost) {
+            shadow_cut(&n->shadows[c.slot], c.from);
+        }
     }
     n->pending_cuts.len = 0;
     // A snapshot installed before the group's first record (its term) was durable: nothing was said yet that rests on it,
     // and without any record the group may be gone.
     for (uint32_t i = 0; i < n->sim->groups_count; i++) {
         struct sim_shadow *x = &n->shadows[i];
-        if (x->hard.term == 0 && x->last <= x->snapshot) {
+        if (!x->is_lost && x->hard.term == 0 && x->last <= x->snapshot) {
             x->snapshot = 0;
             shadow_reset(x, 0);
         }
@@ -173,6 +214,26 @@ static uint64_t recovered_term(const struct store_group *g, uint64_t index)
     return term;
 }
 
+void sim_check_not_found(struct sim_node *n, uint32_t slot, bool is_told)
+{
+    struct sim_shadow *x = &n->shadows[slot];
+    if (is_told) {
+        shadow_lost(n, slot);
+    } else if (x->last > 0 || x->hard.term > 0 || x->is_lost) {
+        sim_violation(n->sim, "node %u group %llu: not found, %llu entries were durable%s", n->id,
+                      (unsigned long long)n->sim->groups[slot].id, (unsigned long long)x->last,
+                      x->is_lost ? " before it was damaged" : "");
+    }
+}
+
+void sim_check_wiped(struct sim_node *n)
+{
+    for (uint32_t i = 0; i < n->sim->groups_count; i++) {
+        n->shadows[i].is_lost = true;
+    }
+    n->pending_cuts.len = 0;
+}
+
 void sim_check_recovered(struct sim_node *n, const struct store_group *g)
 {
     struct sim *s = n->sim;
@@ -182,8 +243,18 @@ void sim_check_recovered(struct sim_node *n, const struct store_group *g)
     }
     struct sim_shadow *x = &n->shadows[slot];
     const unsigned long long id = g->group;
-    if (g->is_amnesiac) {
+    if (x->replica != n->replicas[slot]) {
+        return;  // Of a replica that is not here any more.
+    }
+    if (x->is_lost && !g->is_amnesiac) {
+        sim_violation(s, "node %u group %llu: it lost its memory, and does not know any more that it did", n->id, id);
+    }
+    if (g->is_amnesiac && !n->is_flipped) {
         sim_violation(s, "node %u group %llu: amnesiac after a crash that only tore unsynced writes", n->id, id);
+    }
+    if (g->is_amnesiac) {
+        shadow_lost(n, slot);
+        return;
     }
     if (g->hard_state.term < x->hard.term ||
         (g->hard_state.term == x->hard.term && x->hard.vote != 0 && g->hard_state.vote != x->hard.vote)) {
@@ -225,12 +296,14 @@ static void check_votes(struct sim_node *n, uint32_t slot, const struct consensu
 {
     struct sim *s = n->sim;
     uint32_t voters = 0, promised = 0;
-    const uint64_t me = config_find_node(st->config, n->id) ? config_find_node(st->config, n->id)->replica_id : 0;
+    const uint64_t me = n->replicas[slot];
     for (uint32_t i = 0; i < st->config->count; i++) {
         const struct member *m = &st->config->members[i];
-        const struct hard_state *hard = &s->nodes[m->node_id - 1].shadows[slot].hard;
+        const struct sim_shadow *x = &s->nodes[m->node_id - 1].shadows[slot];
         voters += m->is_voter;
-        promised += m->is_voter && (hard->term > st->term || (hard->term == st->term && hard->vote == me));
+        // (A replica that was deleted meanwhile has taken what it promised along.)
+        promised += m->is_voter && (x->replica != m->replica_id || x->hard.term > st->term ||
+                                    (x->hard.term == st->term && x->hard.vote == me));
     }
     if (promised < voters / 2 + 1) {
         sim_violation(s, "node %u leads group %llu in term %llu with the durable votes of %u of %u", n->id,
@@ -264,6 +337,35 @@ static void check_leader(struct sim_node *n, uint32_t slot, const struct consens
     }
 }
 
+static bool is_on_disk(const struct sim_node *n, uint32_t slot, const struct member *m, uint64_t index, uint64_t term)
+{
+    const struct sim_shadow *x = &n->shadows[slot];
+    return x->replica == m->replica_id && (index <= x->snapshot || shadow_term(x, index) == term);
+}
+
+// Law 1: what a leader commits is on the disks of a majority of the voters it has at that moment (P9). What it commits is of
+// its own term (P2).
+static void check_commit(struct sim_node *n, uint32_t slot, const struct consensus_status *st)
+{
+    struct sim *s = n->sim;
+    struct sim_group *g = &s->groups[slot];
+    if (st->commit <= g->proven) {
+        return;
+    }
+    uint32_t voters = 0, safe = 0;
+    for (uint32_t i = 0; i < st->config->count; i++) {
+        const struct member *m = &st->config->members[i];
+        voters += m->is_voter;
+        safe += m->is_voter && is_on_disk(&s->nodes[m->node_id - 1], slot, m, st->commit, st->term);
+    }
+    if (safe < voters / 2 + 1) {
+        sim_violation(s, "node %u group %llu: entry %llu of term %llu is committed, on disk at %u of %u voters", n->id,
+                      (unsigned long long)g->id, (unsigned long long)st->commit, (unsigned long long)st->term, safe, voters);
+    }
+    g->proven = st->commit;
+    g->proven_term = st->term;
+}
+
 void sim_check_node(struct sim_node *n)
 {
     struct sim *s = n->sim;
@@ -277,6 +379,13 @@ void sim_check_node(struct sim_node *n)
         struct consensus_status st;
         group_status(n->groups[i], &st);
         struct sim_shadow *x = &n->shadows[i];
+        if (x->is_lost || x->replica != n->replicas[i]) {
+            if (x->is_lost && x->replica == n->replicas[i] && st.role != ROLE_FOLLOWER) {
+                sim_violation(s, "node %u group %llu: a replica that lost its memory wants to lead", n->id,
+                              (unsigned long long)s->groups[i].id);
+            }
+            continue;  // Or one that is to begin when its predecessor is deleted: nothing of it is on disk yet.
+        }
         if (st.snapshot > x->snapshot) {
             x->snapshot = st.snapshot;
             s->counters.snapshots_taken++;
@@ -309,51 +418,25 @@ void sim_check_node(struct sim_node *n)
         n->is_leader_seen[i] = st.role == ROLE_LEADER;
         if (st.role == ROLE_LEADER) {
             check_leader(n, i, &st);
+            check_commit(n, i, &st);
         }
     }
 }
 
 // ---- history -----------------------------------------------------------------------------------------------------------
 
-static bool is_on_disk(const struct sim_node *n, uint32_t slot, uint64_t index, uint64_t term)
-{
-    const struct sim_shadow *x = &n->shadows[slot];
-    return index <= x->snapshot || shadow_term(x, index) == term;
-}
-
+// Somebody is told that this entry is safe: then a leader has committed it or something behind it, on a majority's disks.
 void sim_check_acked(struct sim *s, uint64_t group, uint64_t index, uint64_t term)
 {
-    const uint32_t slot = sim_group_slot(s, group);
-    assert(slot != UINT32_MAX);
-    // The majority of the configuration of the newest leader; without one alive, of the newest configuration there is.
-    const struct config *c = &s->groups[slot].initial;
-    uint64_t newest = 0;
-    for (uint32_t i = 0; i < s->nodes_count; i++) {
-        struct sim_node *n = &s->nodes[i];
-        struct consensus_status st;
-        if (!n->is_up || n->groups[slot] == NULL) {
-            continue;
-        }
-        group_status(n->groups[slot], &st);
-        if (st.role == ROLE_LEADER && st.term >= newest) {
-            newest = st.term;
-            c = st.config;
-        } else if (newest == 0 && st.config->index > c->index) {
-            c = st.config;
-        }
-    }
-    uint32_t voters = 0, safe = 0;
-    for (uint32_t i = 0; i < c->count; i++) {
-        if (c->members[i].is_voter) {
-            voters++;
-            safe += is_on_disk(&s->nodes[c->members[i].node_id - 1], slot, index, term);
-        }
-    }
-    // An entry before the newest configuration may have been committed under the one before it, a voter more or less.
-    const uint32_t needed = index < c->index ? (voters - 1) / 2 + 1 : voters / 2 + 1;
-    if (safe < needed) {
-        sim_violation(s, "group %llu: entry %llu of term %llu is taken for committed, on disk at %u of %u voters",
-                      (unsigned long long)group, (unsigned long long)index, (unsigned long long)term, safe, voters);
+    const struct sim_group *g = sim_group_of(s, group);
+    if (index > g->proven || term > g->proven_term) {
+        sim_violation(s, "group %llu: entry %llu of term %llu is taken for committed, leaders committed up to %llu of term %llu",
+                      (unsigned long long)group, (unsigned long long)index, (unsigned long long)term,
+                      (unsigned long long)g->proven, (unsigned long long)g->proven_term);
+    } else if (index <= g->committed && buf_u64_at(&g->terms, index - 1) != term) {
+        sim_violation(s, "group %llu: entry %llu of term %llu is taken for committed, it is one of term %llu",
+                      (unsigned long long)group, (unsigned long long)index, (unsigned long long)term,
+                      (unsigned long long)buf_u64_at(&g->terms, index - 1));
     }
 }
 
@@ -366,7 +449,10 @@ void sim_check_applied(struct sim_node *n, uint64_t group, uint64_t index, uint6
         buf_u64(&g->terms, term);
         buf_u64(&g->chain, chain);
         s->counters.commits++;
-        sim_check_acked(s, group, index, term);
+        if (index > g->proven) {
+            sim_violation(s, "node %u group %llu: applies %llu, leaders committed up to %llu", n->id, (unsigned long long)group,
+                          (unsigned long long)index, (unsigned long long)g->proven);
+        }
     } else if (index > g->committed) {
         sim_violation(s, "node %u group %llu: applies %llu, nobody has applied %llu", n->id, (unsigned long long)group,
                       (unsigned long long)index, (unsigned long long)g->committed + 1);

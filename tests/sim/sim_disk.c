@@ -763,6 +763,11 @@ void sim_disk_set_budget(struct sim_disk *s, uint64_t bytes)
     s->budget = bytes;
 }
 
+uint64_t sim_disk_used(const struct sim_disk *s)
+{
+    return s->used;
+}
+
 void sim_disk_set_read_flips(struct sim_disk *s, struct rng *rng, uint64_t one_in)
 {
     s->flip_rng = rng;

@@ -332,9 +332,9 @@ struct barrier {
 static void barrier_done(void *ctx, enum rc rc)
 {
     struct barrier *b = ctx;
-    if (rc == RC_OK && b->node->is_up && b->node->incarnation == b->incarnation) {
+    const struct machine *m = b->node->machines[b->slot];
+    if (rc == RC_OK && b->node->is_up && b->node->incarnation == b->incarnation && m) {
         struct sim *s = b->node->sim;
-        const struct machine *m = b->node->machines[b->slot];
         s->counters.reads++;
         if (m->state.index < b->committed) {
             sim_violation(s, "node %u group %llu: a read barrier passes at %llu, %llu was committed when it was asked",
@@ -371,6 +371,7 @@ static void reader_tick(struct sim *s, void *arg, uint64_t number)
 struct look {
     struct glog_read read;
     struct sim_node *node;
+    const struct machine *machine;
     uint64_t group;
     struct live live;
     uint64_t index;
@@ -390,7 +391,7 @@ static void look_done(struct glog_read *r)
     struct sim *s = k->node->sim;
     const struct machine *m = k->node->machines[sim_group_slot(s, k->group)];
     bool is_live = false;
-    if (m->is_restoring) {
+    if (m == NULL || m != k->machine || m->is_restoring) {
         buf_deinit(&r->bytes);
         free(k);
         return;
@@ -404,7 +405,7 @@ static void look_done(struct glog_read *r)
         if (record_check(buf_span(&r->bytes), &d, &size) == RC_OK) {
             look_check(k->node, k->group, &k->live, d.term, span_of(r->bytes.ptr + RECORD_HEADER_BYTES, d.len));
         }
-    } else if (is_live) {
+    } else if (is_live && !k->node->is_flipped) {
         sim_violation(s, "node %u group %llu: live entry %llu cannot be read: %s", k->node->id, (unsigned long long)k->group,
                       (unsigned long long)k->index, rc_text(r->rc));
     }
@@ -431,6 +432,7 @@ static void look_tick(struct sim *s, void *arg, uint64_t number)
         } else if (rc == RC_COLD) {
             struct look *k = mem_zalloc(sizeof(*k));
             k->node = n;
+            k->machine = m;
             k->group = m->group;
             k->live = l;
             k->index = l.index;
@@ -464,47 +466,54 @@ static void list_start(struct sim *s)
     sim_at(s, 0, look_tick, NULL, 0);
 }
 
-// Has every group a leader that commits, and have all its members applied everything?
-static bool list_is_settled(struct sim *s)
+// What a group lacks until it has a leader that commits, and all its members have applied everything. NULL: nothing.
+static const char *lacks(struct sim *s, uint32_t slot)
 {
     struct list_state *x = state_of(s);
+    const struct sim_group *g = &s->groups[slot];
+    struct sim_node *n;
+    struct consensus_status st;
+    struct group *leader = sim_leader(s, slot, &n);
+    const uint64_t at = x->final_index[slot];
+    if (!leader) {
+        return "a leader";
+    }
+    group_status(leader, &st);
+    const bool is_known = at > 0 && at <= g->committed;
+    uint64_t term = 0;
+    if (is_known) {
+        memcpy(&term, g->terms.ptr + (at - 1) * 8, 8);
+    }
+    // None yet, or lost with its leader: another one.
+    if (at == 0 || (is_known && term != x->final_term[slot]) || (!is_known && (st.last < at || st.term > x->final_term[slot]))) {
+        struct proposal p;
+        x->final_index[slot] = 0;
+        if (propose(s, slot, 32, &p)) {
+            x->final_index[slot] = p.index;
+            x->final_term[slot] = p.term;
+        }
+        return "a last entry";
+    }
+    if (!is_known) {
+        return "the commit of its last entry";
+    }
+    for (uint32_t k = 0; k < st.config->count; k++) {
+        const struct machine *m = s->nodes[st.config->members[k].node_id - 1].machines[slot];
+        if (m == NULL || m->state.index != g->committed) {
+            return "a member that has applied everything";
+        }
+    }
+    return NULL;
+}
+
+static bool list_is_settled(struct sim *s)
+{
     bool is_all = true;
     for (uint32_t i = 0; i < s->groups_count; i++) {
-        const struct sim_group *g = &s->groups[i];
-        if (g->kind != SIM_LIST) {
-            continue;
-        }
-        uint64_t term = 0;
-        const uint64_t at = x->final_index[i];
-        if (at > 0 && at <= g->committed) {
-            memcpy(&term, g->terms.ptr + (at - 1) * 8, 8);
-        }
-        if (at == 0 || (at <= g->committed && term != x->final_term[i])) {
-            struct proposal p;
-            if (propose(s, i, 32, &p)) {
-                x->final_index[i] = p.index;
-                x->final_term[i] = p.term;
-            }
+        const char *what = s->groups[i].kind == SIM_LIST ? lacks(s, i) : NULL;
+        if (what) {
+            sim_log(s, "group %llu lacks %s", (unsigned long long)s->groups[i].id, what);
             is_all = false;
-            continue;
-        }
-        is_all = is_all && at <= g->committed;
-        struct sim_node *n;
-        struct consensus_status st;
-        struct group *leader = find_leader(s, i, &n);
-        is_all = is_all && leader != NULL;
-        if (leader) {
-            group_status(leader, &st);
-            for (uint32_t k = 0; k < st.config->count; k++) {
-                const struct machine *m = s->nodes[st.config->members[k].node_id - 1].machines[i];
-                is_all = is_all && m != NULL && m->state.index == g->committed;
-            }
-        }
-        if (leader && at > g->committed) {
-            group_status(leader, &st);
-            if (st.last < at || st.term > x->final_term[i]) {
-                x->final_index[i] = 0;  // Lost with its leader: propose another one.
-            }
         }
     }
     return is_all;

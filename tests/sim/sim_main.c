@@ -37,10 +37,15 @@ static void print_report(const struct report *r, const uint64_t *trace)
 {
     const struct sim_counters *c = &r->counters;
     printf("{\"seeds\":%llu,\"events\":%llu,\"commits\":%llu,\"elections\":%llu,\"crashes\":%llu,\"torn_writes\":%llu,"
-           "\"partitions\":%llu,\"violations\":%llu",
+           "\"partitions\":%llu,\"violations\":%llu,\"wal_files\":%llu,\"snapshots\":%llu,\"installs\":%llu,\"cold_reads\":%llu,"
+           "\"member_changes\":%llu,\"wipes\":%llu,\"flips\":%llu,\"amnesiacs\":%llu,\"full_disks\":%llu,\"settle_ms\":%llu",
            (unsigned long long)r->seeds, (unsigned long long)c->events, (unsigned long long)c->commits,
            (unsigned long long)c->elections, (unsigned long long)c->crashes, (unsigned long long)c->torn_writes,
-           (unsigned long long)c->partitions, (unsigned long long)c->violations);
+           (unsigned long long)c->partitions, (unsigned long long)c->violations, (unsigned long long)c->wal_files,
+           (unsigned long long)c->snapshots_taken, (unsigned long long)c->snapshots_installed,
+           (unsigned long long)c->cold_reads, (unsigned long long)c->member_changes, (unsigned long long)c->wipes,
+           (unsigned long long)c->flips, (unsigned long long)c->amnesiacs, (unsigned long long)c->full_disks,
+           (unsigned long long)(c->settle_ns / SIM_MS));
     if (trace) {
         printf(",\"trace\":\"%016llx\"", (unsigned long long)*trace);
     }
@@ -65,11 +70,7 @@ static bool run_seed(uint64_t seed, bool is_verbose, struct report *r, uint64_t 
 static void add(struct report *to, const struct report *r)
 {
     to->seeds += r->seeds;
-    const uint64_t *from = (const uint64_t *)&r->counters;
-    uint64_t *sum = (uint64_t *)&to->counters;
-    for (size_t i = 0; i < sizeof(r->counters) / sizeof(*sum); i++) {
-        sum[i] += from[i];
-    }
+    sim_counters_add(&to->counters, &r->counters);
 }
 
 // A few seeds in a process of their own, so that an assertion costs no more than those, and no memory piles up.

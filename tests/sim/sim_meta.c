@@ -365,7 +365,7 @@ void sim_meta_add(struct sim_node *n, uint32_t slot, const struct store_group *r
 {
     struct sim *s = n->sim;
     const struct sim_group *g = &s->groups[slot];
-    const bool is_first = recovered == NULL && g->initial.members[0].node_id == n->id && n->incarnation == 1;
+    const bool is_first = recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1;
     sim_observe_begin(n, &sim_parts(n)->observers, digest, committed);
     const enum rc rc = metastore_start(sim_parts(n)->meta, n->host, n->replicas[slot], &g->initial, recovered, is_first);
     sim_observe_end();
@@ -572,6 +572,9 @@ bool sim_meta_is_settled(struct sim *s)
     const struct sim_group *g = &s->groups[s->groups_count - 1];
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         struct sim_node *n = &s->nodes[i];
+        if (!n->is_up) {
+            continue;  // Gone for ever.
+        }
         if (x->final_asked[n->id] != n->incarnation) {  // A fault armed earlier may still have struck.
             x->final_asked[n->id] = n->incarnation;
             submit(s, n, true);
@@ -580,6 +583,9 @@ bool sim_meta_is_settled(struct sim *s)
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         const struct sim_node *n = &s->nodes[i];
+        if (!n->is_up) {
+            continue;
+        }
         const struct mirror *m = sim_parts(n)->mirror;
         if (!x->is_final_done[n->id] || !x->is_final_fenced[n->id] || !m->is_loaded || m->index != g->committed) {
             sim_log(s, "node %u: last command %d, last fence %d, its projection is at %llu", n->id, x->is_final_done[n->id],
@@ -595,6 +601,9 @@ void sim_meta_finish(struct sim *s)
     struct meta_state *x = meta_state(s);
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         struct sim_node *n = &s->nodes[i];
+        if (!n->is_up) {
+            continue;
+        }
         compare(n, ((struct mirror *)sim_parts(n)->mirror)->index);
         sim_observe_digest(sim_observe_find(&sim_parts(n)->observers, META_GROUP_ID));
         if (tree_check(&sim_parts(n)->meta->fsm.tree) != RC_OK) {

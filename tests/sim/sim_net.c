@@ -300,8 +300,9 @@ static void review(struct sim *s, uint32_t a, uint32_t b)
         if (!l->is_known || l->verdict != NODE_ALIVE || is_new || !is_whole) {
             sim_at(s, sim_range(s, 2 * SIM_MS, 60 * SIM_MS), verdict_up, l, l->generation);
         }
-    } else if (l->is_known && l->verdict == NODE_ALIVE) {
-        l->is_refused = !node_of(s, b)->is_up && l->is_refused && !l->is_cut;
+    } else if (l->is_known && (l->verdict == NODE_ALIVE || (node_of(s, b)->is_gone && l->verdict != NODE_DEAD))) {
+        // Who answers in the place of a wiped node is another one (decision 7).
+        l->is_refused = !node_of(s, b)->is_up && (l->is_refused || node_of(s, b)->is_gone) && !l->is_cut;
         const uint64_t delay = l->is_refused ? sim_range(s, SIM_MS, 20 * SIM_MS) : sim_range(s, SIM_S, 200 * SIM_MS);
         sim_at(s, delay, verdict_down, l, l->generation);
     }

@@ -59,7 +59,7 @@ void sim_queue_add(struct sim_node *n, uint32_t slot, const struct store_group *
         .replica_id = n->replicas[slot],
         .recovered = recovered,
         .settings = queue_state(s)->books[slot]->settings,
-        .campaign_at_once = recovered == NULL && g->initial.members[0].node_id == n->id && n->incarnation == 1,
+        .campaign_at_once = recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1,
     };
     sim_observe_begin(n, &sim_parts(n)->observers, digest, sim_queue_committed);
     const enum rc rc = queue_replica_add(sim_parts(n)->queues, &spec);
@@ -144,7 +144,8 @@ static void tell_holders(struct sim *s, const struct queue_replica *r)
         }
         const struct queue_session_id id = c->session->id;
         const struct queue_server_consumer *at = c->user;
-        const struct queue_session *q = map_get(&sim_parts(&s->nodes[id.node - 1])->queues->sessions, id.counter);
+        const struct sim_node *n = &s->nodes[id.node - 1];
+        const struct queue_session *q = n->is_up ? map_get(&sim_parts(n)->queues->sessions, id.counter) : NULL;
         const struct queue_client_consumer *k = q ? map_get(&q->consumers, c->id) : NULL;
         sim_log(s, "  consumer %u of session %llu of node %u (%llu) holds %u up to %llu, cancelled %d; server %d cursor %llu sent %llu",
                 c->id, (unsigned long long)id.counter, id.node, (unsigned long long)id.incarnation, c->held,
@@ -214,7 +215,7 @@ static bool all_level(struct sim *s)
 static void tell_left(struct sim *s, uint32_t slot, const struct queue_fsm_session *f)
 {
     const struct sim_node *n = &s->nodes[f->id.node - 1];
-    const struct queue_session *q = map_get(&sim_parts(n)->queues->sessions, f->id.counter);
+    const struct queue_session *q = n->is_up ? map_get(&sim_parts(n)->queues->sessions, f->id.counter) : NULL;
     sim_log(s, "queue %llu: session %llu of node %u (%llu) is left, applied %llu and %llu", (unsigned long long)s->groups[slot].id,
             (unsigned long long)f->id.counter, f->id.node, (unsigned long long)f->id.incarnation,
             (unsigned long long)f->seq[0], (unsigned long long)f->seq[1]);
@@ -247,7 +248,7 @@ static bool is_at_rest(struct sim *s, uint32_t slot)
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         struct sim_node *n = &s->nodes[i];
-        struct sim_observer *o = sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id);
+        struct sim_observer *o = !n->is_up ? NULL : sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id);
         if (o && o->index != s->groups[slot].committed) {
             sim_log(s, "queue %llu: node %u has applied %llu", (unsigned long long)s->groups[slot].id, n->id,
                     (unsigned long long)o->index);
@@ -255,7 +256,8 @@ static bool is_at_rest(struct sim *s, uint32_t slot)
         }
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
-        struct sim_observer *o = sim_observe_find(&sim_parts(&s->nodes[i])->observers, s->groups[slot].id);
+        struct sim_node *n = &s->nodes[i];
+        struct sim_observer *o = !n->is_up ? NULL : sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id);
         if (o) {
             sim_observe_digest(o);
         }
@@ -306,6 +308,9 @@ void sim_queue_finish(struct sim *s)
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
         struct queue_metrics m;
+        if (!s->nodes[i].is_up) {
+            continue;
+        }
         queue_service_metrics(sim_parts(&s->nodes[i])->queues, &m);
         if (m.bad_items > 0 || m.commands_ignored > 0) {
             sim_violation(s, "node %u: %llu bad items, %llu commands ignored", i + 1, (unsigned long long)m.bad_items,
