@@ -202,7 +202,7 @@ void group_execute(struct group *g, struct consensus_out *out, struct span recor
 void group_timer_update(struct group *g)
 {
     if (group_is_gone(g)) {
-        host_timer_set(g, UINT64_MAX);
+        host_timer_remove(g);
         return;
     }
     uint64_t due = g->ops->deadline(g->replica);
@@ -311,6 +311,7 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     g->fsm_ctx = spec->fsm_ctx;
     g->refs = 1;
     g->deadline = UINT64_MAX;
+    g->heap_pos = HOST_TIMER_NONE;
     g->proposed_first = UINT64_MAX;
     g->handed = start.snapshot_index;
     list_init(&g->ready);
@@ -351,7 +352,7 @@ void host_group_remove(struct group *g, bool is_deleted)
     assert(!(g->flags & GROUP_REMOVED));
     host_read_fail(g, RC_SHUTDOWN);
     g->flags |= GROUP_REMOVED;
-    host_timer_set(g, UINT64_MAX);
+    host_timer_remove(g);
     host_send_group_gone(g);
     host_snapshot_group_gone(g);
     host_liveness_unlist(g);

@@ -217,7 +217,7 @@ void host_wal_file_closed(struct host *h, uint64_t file_seq)
 static void timers_run(struct host *h)
 {
     struct group *g;
-    while ((g = host_timer_first(h)) != NULL && g->deadline <= h->now) {
+    for (int n = 0; n < HOST_TIMER_BATCH && (g = host_timer_due(h, h->now)) != NULL; n++) {
         host_read_expire(g);
         if (g->ops->deadline(g->replica) <= h->now && !(g->flags & (GROUP_INSTALLING | GROUP_LOADING))) {
             struct consensus_out out;
@@ -300,17 +300,20 @@ static void peers_run(struct host *h)
 static void ready_run(struct host *h)
 {
     peers_run(h);
-    for (int round = 0; round < TURN_ROUNDS && !list_is_empty(&h->ready); round++) {
+    int budget = HOST_READY_BATCH;
+    for (int round = 0; round < TURN_ROUNDS && budget > 0 && !list_is_empty(&h->ready); round++) {
         struct list now;
         list_init(&now);
         list_splice(&now, &h->ready);
         struct list *l;
-        while ((l = list_pop(&now)) != NULL) {
+        while (budget-- > 0 && (l = list_pop(&now)) != NULL) {
             struct group *g = list_entry(l, struct group, ready);
             group_ref(g);  // A state machine may remove its own group.
             group_run(g);
             group_unref(g);
         }
+        list_splice(&now, &h->ready);  // What the turn has no time for goes first in the next one.
+        list_splice(&h->ready, &now);
         peers_run(h);
     }
 }
@@ -333,10 +336,8 @@ static uint64_t next_due(struct host *h, bool is_more, uint64_t snapshots_due)
         return h->now;
     }
     uint64_t due = snapshots_due;
-    struct group *g = host_timer_first(h);
-    if (g && g->deadline < due) {
-        due = g->deadline;
-    }
+    const uint64_t timer = host_timer_next(h);
+    due = timer < due ? timer : due;
     if (!list_is_empty(&h->news)) {
         const uint64_t t = list_entry(h->news.next, struct group, news)->news_due;
         due = t < due ? t : due;
@@ -345,7 +346,7 @@ static uint64_t next_due(struct host *h, bool is_more, uint64_t snapshots_due)
         const uint64_t t = list_entry(h->retries.next, struct retry, link)->due;
         due = t < due ? t : due;
     }
-    return due;
+    return due > h->now ? due : h->now;
 }
 
 uint64_t host_turn(struct host *h)

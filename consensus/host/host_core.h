@@ -20,6 +20,8 @@ enum {
     HOST_COLD_BYTES = 1 << 20,
     HOST_FRAGMENTS = 4,               // Fragments to one peer without echo: small frames pass in between.
     HOST_WALK_BATCH = 256,            // Groups told of a node's liveness per turn (P15).
+    HOST_TIMER_BATCH = 512,           // Deadlines that had come, per turn: a storm must not keep the loop from its sockets.
+    HOST_READY_BATCH = 2048,          // Ready groups run per turn, for the same reason.
     HOST_HANDLERS = 16,
     HOST_FEED_SLOTS = 64,             // Bits of group.feeding; with more peers several share one.
     HOST_SNAPSHOT_PIECE = 512 << 10,
@@ -101,12 +103,12 @@ struct group {
     uint64_t handed;          // Entries up to here were given to the state machine.
     uint64_t uncommitted;     // Bytes proposed here and not applied yet,
     uint64_t proposed_first;  // from this index on. UINT64_MAX: none.
-    uint64_t deadline;        // In the timer heap; UINT64_MAX: not there.
+    uint64_t deadline;        // UINT64_MAX: none. Its entry in the timer heap may be earlier, or still there.
     uint64_t news_due;
     struct config *config_applied;  // Only while the newest config entry is not applied: the one before it.
     struct gated *gated_first, *gated_last;
     struct hard_state hard_state;  // To be noted (GROUP_WROTE_HARD_STATE).
-    uint32_t heap_pos;
+    uint32_t heap_pos;       // HOST_TIMER_NONE: not in the timer heap.
     uint32_t leader_node;    // Whose by_leader list it is on.
     uint32_t ack_slot;       // Place of its latest ack in peer.acks, to join several.
     uint32_t refs;           // Notes and jobs that point here.
@@ -212,6 +214,12 @@ struct handler {
     void *ctx;
 };
 
+struct host_timer {
+    uint64_t at;
+    struct group *group;
+};
+#define HOST_TIMER_NONE UINT32_MAX
+
 struct host {
     struct host_config config;
     struct store_worker *store;
@@ -238,7 +246,7 @@ struct host {
     struct map peer_map;
     bool is_walking;  // Some peer has a walk to do.
 
-    struct group **heap;  // Timers: a binary heap by deadline.
+    struct host_timer *heap;  // host_timer.c
     uint32_t heap_len, heap_cap;
 
     struct list note_pool;
@@ -277,7 +285,9 @@ void group_fail(struct group *g, enum rc rc, const char *what);
 
 // host_timer.c
 void host_timer_set(struct group *g, uint64_t deadline);
-struct group *host_timer_first(struct host *h);
+void host_timer_remove(struct group *g);                       // Before it is freed.
+struct group *host_timer_due(struct host *h, uint64_t now);    // One whose deadline has come; stays until it is set anew.
+uint64_t host_timer_next(const struct host *h);                // Never later than the earliest deadline.
 
 // host_send.c
 bool host_send_room(struct host *h, struct peer *p);  // May an append frame be started?

@@ -115,7 +115,8 @@ void raft_peer_probe(struct replica *r, uint32_t i)
     p->probe_round = lead->round;
     p->probe_match = p->match;
     p->state = PEER_PROBE;
-    p->next = p->match + 1;
+    // Of whom nothing is known yet nothing says that it lacks what was cut from the log: it says so if it does.
+    p->next = (p->match > 0 ? p->match : r->snapshot_index) + 1;
     p->commit_told = 0;
     p->round_sent = 0;
     p->is_paused = p->is_loaded = p->is_poked = false;
