@@ -68,6 +68,7 @@ struct node_worker {
 struct recovered {
     struct store_group group;
     struct term_run *runs;
+    bool is_taken;  // A group was made with it and owns its log; written by the group's worker.
 };
 
 enum membership { MEMBERSHIP_NONE, MEMBERSHIP_JOINING, MEMBERSHIP_MEMBER };
@@ -87,7 +88,7 @@ struct node {
     _Atomic uint32_t shared_alarms;  // alarms.all, for the other workers (relaxed; a post follows each change).
     struct node_worker workers[WORKERS_MAX];
     uint32_t workers_count;
-    struct map recovered;           // group -> struct recovered; read-only once started.
+    struct map recovered;           // group -> struct recovered; read-only once started, but for is_taken.
 
     // Worker 0:
     enum membership membership;

@@ -35,9 +35,15 @@ static const struct store_group *node_memory(void *ctx, uint64_t group)
 {
     struct node *n = ctx;
     struct node_worker *w = &n->workers[node_worker_of(n, group)];
-    const struct store_group *found = node_recovered(n, group);
-    if (found || !n->is_memory_lost || atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed)) {
-        return found;
+    struct recovered *found = map_get(&n->recovered, group);
+    if (found) {
+        // Given once: a replica that comes here again after its group was deleted begins like everywhere.
+        const bool is_first = !found->is_taken;
+        found->is_taken = true;
+        return is_first ? &found->group : NULL;
+    }
+    if (!n->is_memory_lost || atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed)) {
+        return NULL;
     }
     log_warning("group %llu: nothing is left of this node's replica in a damaged store: it neither votes nor acknowledges", (unsigned long long)group);
     w->lost = (struct store_group){.group = group, .is_amnesiac = true};
@@ -176,8 +182,8 @@ static void drop_deleted_groups(struct node_worker *w)
     uint64_t id;
     const bool is_kept = broker_has_unread(w->broker);
     for (struct recovered *r; (r = map_next(&n->recovered, &pos, &id, NULL));) {
-        if (id == META_GROUP_ID || node_worker_of(n, id) != w->number || host_group_find(w->host, id)) {
-            continue;
+        if (id == META_GROUP_ID || node_worker_of(n, id) != w->number || r->is_taken) {
+            continue;  // A group that took it owns the log, and may have been deleted with it since this node started.
         }
         if (is_kept) {
             log_warning("group %llu belongs to no queue that this node knows; its data stays, for not every record could be read", (unsigned long long)id);

@@ -99,6 +99,23 @@ def rolling(c):
     return wrong
 
 
+def deleted_while_away(c):
+    """A node whose store and records still have queues that were deleted meanwhile comes up without them."""
+    names = [f"away-{i}" for i in range(40)]
+    k = c.connect("n1"); ch = k.channel(); ch.confirm_delivery()
+    for q in names:
+        ch.queue_declare(q, durable=True, arguments=QUORUM)
+        ch.basic_publish("", q, b"m")
+    assert until(lambda: len(c.json("n3", "list_queues", "name")) >= len(names), 10)
+    time.sleep(0.2)  # The metadata is written every 50 ms: n3 has the records on its disk.
+    c.do("kill", "n3")
+    for q in names: ch.queue_delete(q)
+    k.close()
+    c.do("start", "n3"); c.do("await", "n3")
+    c.ctl("n3", "-q", "await_online_nodes", "3")
+    return [f"n3 lists {q['name']}" for q in c.json("n3", "list_queues", "name") if q["name"] in names]
+
+
 def foreign(c):
     c.do("stop", "n3")
     d = os.path.join(build, "local-cluster", "n3")
@@ -138,6 +155,7 @@ with Cluster(3) as c:
     t.run("CR-17: all nodes stopped or killed and started in all six orders: two are enough, one waits and says so", orders, c)
     t.run("CR-08: crashes while booting lose nothing", boot_crashes, c)
     t.run("CL-17: rolling restarts without waiting lose nothing", rolling, c)
+    t.run("queues deleted while a node was away are gone when it is back", deleted_while_away, c)
     t.run("CR-11: foreign files in the data directories are ignored", foreign, c)
     t.run("CR-20: a second process on one directory, or on a copy of it, is refused", second_process, c)
 
