@@ -3,7 +3,7 @@
 one or several at a time, while clients on every node publish and consume and keep books (tests/ledger).
 
 CHAOS_S=n seconds of faults (150; the full form is 1800, `make chaos`), CHAOS_SEED=n runs the same schedule again,
-CHAOS_FAULTS=kind,kind… only these, CHAOS_SKIP=kind,kind… all but these. The events stand in BUILD/chaos-SEED.log.
+CHAOS_FAULTS=kind,kind… only these, CHAOS_SKIP=kind,kind… all but these, CHAOS_KEEP=1 keeps the nodes' logs. The events stand in BUILD/chaos-SEED.log.
 """
 import os, random, shutil, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -20,7 +20,7 @@ if why:
     t.end()
 os.environ["CHAOS_SEED"] = str(SEED)
 netns.enter()
-from chaos import ChaosCluster, Ledger
+from chaos import ChaosCluster, Churn, Ledger
 
 # name:rate per publisher (one on each node):largest body:of 1,000 some large:prefetch:hold
 QUEUES = ["many:300:3000:0:200:0", "large:30:1500:10:50:0", "small:100:200:0:300:0", "late:40:3000:0:100:60", "few:5:500:0:10:0", "hoard:60:3000:0:500:0"]
@@ -49,7 +49,7 @@ class Chaos:
         line = f"{time.monotonic() - self.begun:8.3f} {text}"
         self.file.write(line + "\n")
         self.file.flush()
-        self.recent = self.recent[-80:] + [line]
+        self.recent = self.recent[-400:] + [line]
 
     def on_line(self, line):
         who, why = line.get("client"), line.get("why")
@@ -205,7 +205,7 @@ def declare(c):
 def stranded(c):
     """After everything was consumed and acknowledged, every node says that the queues are empty."""
     def left():
-        return [f"{n}: {q['name']} has {q['messages']}" for n in c.names() for q in c.json(n, "list_queues", "name", "messages") if q["messages"] != 0]
+        return [f"{n}: {q['name']} has {q['messages']}" for n in c.names() for q in c.json(n, "list_queues", "name", "messages") if q["name"] in NAMES and q["messages"] != 0]
     if until(lambda: not left(), 10, 0.2): return []
     return left()
 
@@ -219,7 +219,9 @@ with ChaosCluster(3, conf=conf, power="WARREN_SANITIZED" not in os.environ, disk
     chaos.usable = []
     declare(c)
     ledger = chaos.ledger = Ledger([(n, c.host(n)) for n in c.names()], QUEUES, SEED, chaos.on_line)
-    report, left = None, ["not looked at"]
+    churns = [Churn(c, n, SEED) for n in c.names()]
+    for churn in churns: churn.start()
+    report, left, churned = None, ["not looked at"], ["not looked at"]
     try:
         first = ledger.probe(0)
         chaos.log(f"begins: {first}")
@@ -228,9 +230,11 @@ with ChaosCluster(3, conf=conf, power="WARREN_SANITIZED" not in os.environ, disk
         while time.monotonic() < end and not ledger.violations and not c.ended:
             chaos.round(number, wrong)
             number += 1
+        for churn in churns: churn.stop()
         report = ledger.stop(60)
         chaos.log(f"report: {report}")
-        left = stranded(c)
+        c.look()
+        if not c.ended: left, churned = stranded(c), [w for churn in churns for w in churn.wrong()]
     except Exception:  # noqa: BLE001
         wrong["run"] += traceback.format_exc().splitlines()
     finally:
@@ -248,16 +252,19 @@ with ChaosCluster(3, conf=conf, power="WARREN_SANITIZED" not in os.environ, disk
     t.ok(not ledger.errors, "clients see only what is documented", *ledger.errors[:20])
     t.ok(not c.ended and not chaos.slow_stops, "no node ends by itself or takes long to stop", *c.ended, *chaos.slow_stops)
     t.ok(not left, "in the end every node says that the queues are empty", *left)
+    t.ok(not churned, f"queues declared and deleted meanwhile are there or not as was answered ({sum(x.done for x in churns)} times)", *churned[:20])
     if "wipe" in chaos.counts: t.ok(not wrong["filled"], "a wiped node is filled again by itself", *wrong["filled"])
     print(f"# {number - 1} rounds: " + ", ".join(f"{k} {n}" for k, n in sorted(chaos.counts.items())))
     u = sorted(chaos.usable) or [0]
     print(f"# usable after healing: median {u[len(u) // 2]:.2f} s, worst {u[-1]:.2f} s; {r}")
     print("# reasons of ends: " + ", ".join(f"{k}: {n}" for k, n in sorted(ledger.reasons.items(), key=lambda x: -x[1])[:12]))
-    if t.bad:
-        print(f"# the last events of {chaos.path}:", *("#   " + l for l in chaos.recent[-30:]), sep="\n")
+    if t.bad or "CHAOS_KEEP" in os.environ:
+        quiet = [l for l in chaos.recent if "event=down" not in l]
+        print(f"# the last events of {chaos.path}:", *("#   " + l[:300] for l in quiet[-30:]), sep="\n")
         keep = os.path.join(build, f"chaos-{SEED}-logs")
         shutil.rmtree(keep, ignore_errors=True)
         os.makedirs(keep)
         for n in c.names(): shutil.copy(f"{c.root}/{n}.log", keep)
-        print(f"# run it again: CHAOS_SEED={SEED} CHAOS_S={CHAOS_S:.0f} tests/fault/test_chaos.py; the nodes' logs are in {keep}")
+        chosen = "".join(f"{k}={os.environ[k]} " for k in ("CHAOS_FAULTS", "CHAOS_SKIP") if k in os.environ)
+        print(f"# run it again: CHAOS_SEED={SEED} CHAOS_S={CHAOS_S:.0f} {chosen}tests/fault/test_chaos.py; the nodes' logs are in {keep}")
 t.end()

@@ -4,7 +4,7 @@ import json, os, queue, random, re, shutil, signal, subprocess, threading, time
 
 import netns
 from netns import NetCluster, PREFIX, sh
-from warren import build, top
+from warren import QUORUM, build, pika, top, until
 
 # What a client may be told or see when nodes, disks and links break (reason of a connection's end).
 ALLOWED = re.compile(r"connect: |end of stream|Connection reset|Broken pipe|silence for two heartbeats|no handshake within"
@@ -175,3 +175,74 @@ class ChaosCluster(NetCluster):
             return sum(int(l.split()[1]) * 1024 for l in f if l.startswith(("RssAnon:", "RssShmem:")))
 
     def descriptors(self, node): return len(os.listdir(f"/proc/{self.pid(node)}/fd"))
+
+
+class Churn(threading.Thread):
+    """Declares, fills and deletes queues on one node, some names again and again, and knows what must be there in the end."""
+
+    MOST = 30
+
+    def __init__(self, cluster, node, seed):
+        super().__init__(daemon=True)
+        self.cluster, self.node, self.rng = cluster, node, random.Random(f"{seed} {node}")
+        self.alive = {}       # Name -> [messages confirmed, messages published], declared and not deleted since.
+        self.deleted = set()  # Deleted, not declared since.
+        self.errors, self.done = [], 0
+        self.over = threading.Event()
+
+    def run(self):
+        while not self.over.is_set():
+            try:
+                k = self.cluster.connect(self.node, heartbeat=4, socket_timeout=2, blocked_connection_timeout=30)
+                while not self.over.is_set():
+                    self.step(k)
+                    self.over.wait(self.rng.random() * 0.3)
+                k.close()
+            except pika.exceptions.AMQPError as e:
+                text = f"channel closed: {e.reply_code} {e.reply_text}" if isinstance(e, pika.exceptions.ChannelClosed) else f"connection closed: {e.reply_code} {e.reply_text}" \
+                    if isinstance(e, pika.exceptions.ConnectionClosedByBroker) else ""
+                if text and not ALLOWED.search(text): self.errors.append(f"{self.node}: {text}")
+            except OSError: pass
+            self.over.wait(0.2)
+
+    def step(self, k):
+        ch = k.channel()
+        ch.confirm_delivery()
+        if len(self.alive) >= self.MOST or (self.alive and self.rng.random() < 0.3):
+            name = self.rng.choice(sorted(self.alive))
+            del self.alive[name]  # Unknown until it is answered.
+            ch.queue_delete(name)
+            self.deleted.add(name)
+        else:
+            name = f"churn-{self.node}-{self.rng.randrange(60)}"
+            if name in self.alive: return ch.close()
+            was_deleted = name in self.deleted
+            self.deleted.discard(name)
+            ok = ch.queue_declare(name, durable=True, arguments=QUORUM)
+            if was_deleted and ok.method.message_count: self.errors.append(f"{name} was deleted and comes back with {ok.method.message_count} messages")
+            if not was_deleted and ok.method.message_count: return ch.close()  # One of whose end nothing was heard.
+            count = self.alive[name] = [0, 0]
+            for _ in range(self.rng.randrange(4)):
+                count[1] += 1
+                ch.basic_publish("", name, b"x" * self.rng.randrange(500))
+                count[0] += 1
+        ch.close()
+        self.done += 1
+
+    def stop(self):
+        self.over.set()
+        self.join(40)
+
+    def wrong(self):
+        """What every node says in the end, against the books."""
+        def look():
+            bad = []
+            for n in self.cluster.names():
+                there = {q["name"]: q["messages"] for q in self.cluster.json(n, "list_queues", "name", "messages")}
+                bad += [f"{n}: {name} was declared and is not there" for name in self.alive if name not in there]
+                bad += [f"{n}: {name} was deleted and is there" for name in self.deleted if name in there]
+                bad += [f"{n}: {name} has {there[name]} messages, {low} were confirmed, {high} published" for name, (low, high) in self.alive.items()
+                        if name in there and not low <= there[name] <= high]
+            return bad
+        until(lambda: not look(), 10, 0.3)
+        return self.errors + look() + (["it did not stop"] if self.is_alive() else [])
