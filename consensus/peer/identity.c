@@ -125,6 +125,16 @@ enum rc identity_open(struct disk *disk, const char *name, void (*random)(void *
     return identity_write(disk, out);
 }
 
+enum rc identity_make(struct disk *disk, const char *name, const uint8_t *store_id, uint64_t incarnation)
+{
+    assert(strlen(name) <= IDENTITY_NAME_MAX);
+    TRY(check_blank(disk));
+    struct identity id = {.incarnation = incarnation};
+    memcpy(id.store_id, store_id, STORE_ID_BYTES);
+    memcpy(id.name, name, strlen(name));
+    return identity_write(disk, &id);
+}
+
 enum rc identity_set_member(struct disk *disk, struct identity *id, const uint8_t *cluster_id, uint32_t node_id,
                             uint64_t replica_id)
 {

@@ -11,6 +11,7 @@ void join_request_encode(struct buf *to, const struct join_request *r)
     Warren__Peer__Join m;
     warren__peer__join__init(&m);
     m.token = r->token;
+    m.has_data = r->has_data;
     m.node_name = (char *)r->name;
     m.address = (char *)r->address;
     m.store_id = pb_borrow(r->store_id, STORE_ID_BYTES);
@@ -23,7 +24,7 @@ enum rc join_request_decode(struct span envelope, struct join_request *out)
     if (!m) {
         return RC_MALFORMED;
     }
-    *out = (struct join_request){.token = m->token};
+    *out = (struct join_request){.token = m->token, .has_data = m->has_data};
     bool is_good = m->node_name[0] != 0 && pb_text(out->name, PEER_NAME_MAX, m->node_name) &&
                    pb_text(out->address, PEER_ADDRESS_MAX, m->address) &&
                    pb_bytes(out->store_id, STORE_ID_BYTES, m->store_id);

@@ -18,6 +18,7 @@ enum { JOIN_META_MEMBERS_MAX = 64, JOIN_NODES_MAX = 256 };
 
 struct join_request {
     uint64_t token;  // Repeated in the answer.
+    bool has_data;   // A disk that vouches for nothing is still there; it is wiped after JOIN_OK.
     uint8_t store_id[STORE_ID_BYTES];
     char name[PEER_NAME_MAX + 1];
     char address[PEER_ADDRESS_MAX + 1];

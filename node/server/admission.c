@@ -129,6 +129,49 @@ static void count_voters(struct voters *v, const struct config *c, struct admiss
     out->missing = v->missing;
 }
 
+// Queues that a disk is to be given up for although their other members are short of a majority.
+struct at_risk {
+    struct voters *voters;
+    uint32_t count;
+    char first[200];
+};
+
+static void look_at_queue(void *ctx, const struct broker_queue *q)
+{
+    struct at_risk *r = ctx;
+    bool is_member = false;
+    uint32_t here = 0;
+    for (uint32_t i = 0; i < q->target.members_count; i++) {
+        is_member = is_member || q->target.members[i].node_id == r->voters->lost;
+        here += is_here(r->voters, q->target.members[i].node_id);
+    }
+    if (is_member && here * 2 <= q->target.members_count && r->count++ == 0) {
+        snprintf(r->first, sizeof(r->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
+    }
+}
+
+static void look_at_vhost(void *ctx, struct broker_vhost *v, struct span name)
+{
+    (void)name;
+    broker_queue_each(v, look_at_queue, ctx);
+}
+
+// The node still has the disk, however doubtful: it may hold what a queue without a majority of its other members lacks.
+static bool is_needed(struct node *n, const struct join_request *q, struct voters *v)
+{
+    if (!q->has_data) {
+        return false;
+    }
+    struct at_risk r = {.voters = v};
+    broker_vhost_each(n->workers[0].broker, look_at_vhost, &r);
+    if (r.count > 0) {
+        char text[PEER_TEXT_MAX + 1];
+        snprintf(text, sizeof(text), "%u queues need a majority of their other members first, for example '%s'", r.count, r.first);
+        refuse(n, q, JOIN_RETRY, text, NULL);
+    }
+    return r.count > 0;
+}
+
 static void make_record(struct node *n, const struct join_request *q, const struct broker_node *known)
 {
     struct broker *b = n->workers[0].broker;
@@ -173,7 +216,9 @@ static void answer(struct node *n, const struct join_request *q)
         make_record(n, q, NULL);
         break;
     case ADMISSION_REPLACE:
-        make_record(n, q, known);
+        if (!is_needed(n, q, &voters)) {
+            make_record(n, q, known);
+        }
         break;
     case ADMISSION_ASK:
         refuse(n, q, JOIN_RETRY, reason, s.leader_node != n->identity.node_id ? leader : NULL);

@@ -15,6 +15,7 @@
 enum {
     META_MEMBERS_MAX = 4096,
     JOIN_RETRY_MS = 100,
+    JOIN_LOST_MS = 500,       // Of a node with data: answering costs a look at all queues.
     JOIN_REFUSED_MS = 2000,  // After a refusal that only an operator can cure.
     STALL_MS = 1000,          // Age of the oldest unsynced write from which the own disk counts as stalled.
     STALL_HEALTHY_MS = 500,   // A peer with less has a good disk (decision 7).
@@ -57,7 +58,7 @@ static void fill_hello(struct node *n, struct peer_hello *h)
         .protocol_max = PEER_PROTOCOL_MAX,
         .node_id = n->identity.node_id,
         .incarnation = n->identity.incarnation,
-        .list_hash = formation_list_hash(names, n->config.peers_count),
+        .list_hash = n->is_lost ? 0 : formation_list_hash(names, n->config.peers_count),
         .feature_level = 1,
         .is_blank = identity_is_blank(&n->identity),
         .fsms_len = 2,
@@ -187,7 +188,7 @@ static void found(struct node *n)
 
 // ---- joining -----------------------------------------------------------------------------------------------------
 
-static void ask_to_join(struct node *n, const char *via)
+void member_ask(struct node *n, const char *via)
 {
     if (n->membership == MEMBERSHIP_JOINING && now_ns() < n->join_at_ns) {
         return;
@@ -196,8 +197,8 @@ static void ask_to_join(struct node *n, const char *via)
         node_wait_for(n, "asking %s to let this node into its cluster", via);
     }
     n->membership = MEMBERSHIP_JOINING;
-    n->join_at_ns = now_ns() + JOIN_RETRY_MS * 1000000ull;
-    struct join_request r = {.token = ++n->join_token};
+    n->join_at_ns = now_ns() + (n->is_lost ? JOIN_LOST_MS : JOIN_RETRY_MS) * 1000000ull;
+    struct join_request r = {.token = ++n->join_token, .has_data = n->is_lost};
     memcpy(r.store_id, n->identity.store_id, sizeof(r.store_id));
     snprintf(r.name, sizeof(r.name), "%s", n->config.node_name);
     snprintf(r.address, sizeof(r.address), "%s", n->config.advertised_address);
@@ -257,7 +258,9 @@ static void on_join_reply(struct node *n, const struct frame *f)
         return;
     }
     if (n->membership == MEMBERSHIP_JOINING && r.token == n->join_token) {
-        if (r.result == JOIN_OK) {
+        if (r.result == JOIN_OK && n->is_lost) {
+            lost_granted(n, &r);
+        } else if (r.result == JOIN_OK) {
             joined(n, &r);
         } else {
             node_wait_for(n, "%s did not let this node in: %s", n->via, r.text);
@@ -532,9 +535,13 @@ static uint64_t form(struct node *n, uint64_t now)
     const char *names[CONFIG_PEERS_MAX + 1];
     uint32_t count = n->config.peers_count;
     list_names(n, names);
+    if (n->is_lost || n->is_healing) {
+        lost_ask(n);
+        return now + JOIN_RETRY_MS * 1000000ull;
+    }
     if (n->joined_to[0] != '\0') {
         if (!rejoin_is_refused(n)) {
-            ask_to_join(n, n->ask[0] ? n->ask : n->joined_to);
+            member_ask(n, n->ask[0] ? n->ask : n->joined_to);
         }
         return now + JOIN_RETRY_MS * 1000000ull;
     }
@@ -545,7 +552,7 @@ static uint64_t form(struct node *n, uint64_t now)
         found(n);
         break;
     case FORMATION_JOIN:
-        ask_to_join(n, n->ask[0] ? n->ask : d.via);
+        member_ask(n, n->ask[0] ? n->ask : d.via);
         break;
     case FORMATION_WAIT:
         node_wait_for(n, "%s", d.reason);

@@ -203,7 +203,7 @@ enum rc node_open_metastore(struct node *n)
 }
 
 // A write or sync of this directory failed in an earlier process (P6): what was acknowledged may be missing, although it
-// can be read. So nothing here is vouched for, until an operator decides (engine-notes §1.9).
+// can be read. So nothing here is vouched for (engine-notes §1.9).
 static void look_for_mark(struct node *n)
 {
     struct disk_file *f;
@@ -212,11 +212,7 @@ static void look_for_mark(struct node *n)
     }
     n->disk->close(f);
     n->is_store_suspect = true;
-    log_critical("the disk failed under this node (%s/store.failed says when and how): its replicas neither vote nor acknowledge. Check the disk; "
-                 "then let the node come back empty: run `warrenctl forget_cluster_node %s` on another member, delete the data directory %s and "
-                 "start the node. Only if there is no other copy: delete the file store.failed and start the node; what was acknowledged last may "
-                 "then be missing",
-                 n->config.data_dir, n->config.node_name, n->config.data_dir);
+    log_critical("the disk failed under this node (%s/store.failed says when and how): check it", n->config.data_dir);
 }
 
 enum rc node_create(struct node *n, struct buf *error)
@@ -245,7 +241,12 @@ enum rc node_create(struct node *n, struct buf *error)
         buf_printf(error, "the file rejoin in %s cannot be removed", n->config.data_dir);
         return RC_IO;
     }
-    return open_store(n, error);
+    TRY(open_store(n, error));
+    rc = lost_check(n);
+    if (rc != RC_OK) {
+        buf_printf(error, "the file rejoin in %s cannot be written: %s", n->config.data_dir, rc_text(rc));
+    }
+    return rc;
 }
 
 static void on_admin_started(void *ctx, uv_loop_t *loop)

@@ -100,6 +100,9 @@ struct node {
     char ask[PEER_NAME_MAX + 1];    // Who decides on us, as another member said; empty: nobody in particular.
     char joined_to[PEER_NAME_MAX + 1];  // Target of join_cluster; empty: none.
     char joined_address[PEER_ADDRESS_MAX + 1];
+    bool is_lost;                   // A member whose disk vouches for nothing (lost.c): asks to be replaced.
+    uint8_t lost_cluster_id[CLUSTER_ID_BYTES];
+    bool is_healing;                // Blank after that, by the note: joins whoever of the cluster is there.
     bool is_rejoining;              // Blank by the note of rejoin.c: joins `joined_to` and nobody else.
     bool is_probing;                // Alone in its cluster: waits for a greeting of `joined_to`.
     void (*join_done)(void *arg, enum rc rc, const char *text);
@@ -160,6 +163,13 @@ void member_peers_start(struct node *n);
 uint64_t member_turn(struct node *n, uint64_t now_ns);  // Returns when it wants to run again.
 void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known);
 void node_wait_for(struct node *n, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+void member_ask(struct node *n, const char *via);  // Sends a JOIN there, if it is time to.
+
+// lost.c
+MUST_USE enum rc lost_check(struct node *n);  // Start-up, behind the recovery.
+void lost_ask(struct node *n);                // Worker 0, instead of forming.
+void lost_granted(struct node *n, const struct join_reply *r);
 
 // admission.c (worker 0): a JOIN frame arrived.
 void admission_asked(struct node *n, const struct frame *f);

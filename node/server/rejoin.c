@@ -9,22 +9,22 @@
 //   join NAME ADDRESS   a blank node that joins NAME's cluster and no other, however long that takes; it never founds.
 //                       Beside the identity of a member: it has joined; the note is removed.
 //
-// A node in company is never wiped: its cluster would be left with a member that lost its memory (law 2).
+// A node in company is never wiped like this: its cluster would be left with a member that lost its memory (law 2). How one that
+// has lost its memory is: lost.c.
 //
 // Forgetting deletes the node's record; the metadata group follows (member.c). Queues keep it as a member that never
 // answers, which is why a queue that would be left without a majority is a reason to refuse.
 #include "node/base/log.h"
 #include "node/server/node.h"
+#include "node/server/note.h"
 #include <stdio.h>
 #include <stdlib.h>
 
 enum {
-    NOTE_BYTES_MAX = 1024,
     PROBE_MS = 10000,        // The other node must greet within this.
     JOIN_MS = 60000,         // An asker is answered at the latest.
     FORGET_MS = 10000,
 };
-#define NOTE_FILE "rejoin"
 #define NS_PER_MS 1000000ull
 
 static uint64_t now_ns(void)
@@ -32,92 +32,35 @@ static uint64_t now_ns(void)
     return clock_mono_ns(env_system_clock());
 }
 
-// ---- the note ----------------------------------------------------------------------------------------------------
-
-static enum rc note_write(struct disk *d, const char *what, const char *name, const char *address)
-{
-    struct buf b = {0};
-    buf_printf(&b, "%s %s %s\n", what, name, address);
-    enum rc rc = disk_replace(d, ".", NOTE_FILE, buf_span(&b));
-    buf_deinit(&b);
-    return rc;
-}
-
-// RC_NO_FILE without one.
-static enum rc note_read(struct disk *d, char *what, char *name, char *address)
-{
-    uint8_t *bytes = NULL;
-    size_t len = 0;
-    TRY(disk_read_all(d, NOTE_FILE, NOTE_BYTES_MAX, &bytes, &len));
-    char text[NOTE_BYTES_MAX + 1];
-    memcpy(text, bytes, len);
-    text[len] = '\0';
-    free(bytes);
-    bool is_good = sscanf(text, "%7s %255s %300s", what, name, address) == 3 && (strcmp(what, "wipe") == 0 || strcmp(what, "join") == 0);
-    return is_good ? RC_OK : RC_CORRUPT;
-}
-
-static enum rc note_remove(struct disk *d)
-{
-    TRY(d->unlink(d, NOTE_FILE));
-    return d->sync_dir(d, ".");
-}
-
 // ---- at start-up -------------------------------------------------------------------------------------------------
 
-struct wipe {
-    struct disk *disk;
-    const char *dir;
-    enum rc rc;
-};
-
-static void wipe_file(void *ctx, const char *name)
+static void take_target(struct node *n, const struct note *t)
 {
-    struct wipe *w = ctx;
-    char path[600];
-    snprintf(path, sizeof(path), "%s/%s", w->dir, name);
-    enum rc rc = w->disk->unlink(w->disk, path);
-    if (rc != RC_OK && rc != RC_NO_FILE && w->rc == RC_OK) {
-        w->rc = rc;
-    }
-}
-
-static enum rc wipe_all(struct disk *d)
-{
-    static const char *const dirs[] = {"wal", "seg", "meta"};
-    for (size_t i = 0; i < sizeof(dirs) / sizeof(dirs[0]); i++) {
-        struct wipe w = {.disk = d, .dir = dirs[i]};
-        enum rc rc = d->list(d, dirs[i], wipe_file, &w);
-        if (rc == RC_NO_FILE) {
-            continue;
-        }
-        TRY(rc);
-        TRY(w.rc);
-        TRY(d->sync_dir(d, dirs[i]));
-    }
-    // The identity last: without it what lies beside it counts as damage.
-    enum rc rc = d->unlink(d, "identity");
-    if (rc != RC_NO_FILE) {
-        TRY(rc);
-    }
-    return d->sync_dir(d, ".");
+    snprintf(n->joined_to, sizeof(n->joined_to), "%s", t->name);
+    snprintf(n->joined_address, sizeof(n->joined_address), "%s", t->address);
 }
 
 enum rc rejoin_prepare(struct node *n)
 {
-    char what[8];
-    enum rc rc = note_read(n->disk, what, n->joined_to, n->joined_address);
-    if (rc == RC_NO_FILE) {
-        n->joined_to[0] = '\0';
-        return RC_OK;
+    struct note t;
+    enum rc rc = note_read(n->disk, &t);
+    n->joined_to[0] = '\0';
+    if (rc == RC_NO_FILE || (rc == RC_OK && t.kind == NOTE_LOST)) {
+        return RC_OK;  // lost.c looks at that one.
     }
     TRY(rc);
-    if (strcmp(what, "wipe") == 0) {
+    take_target(n, &t);
+    if (t.kind == NOTE_WIPE) {
         log_notice("giving up the data of this node to join the cluster of %s", n->joined_to);
-        TRY(wipe_all(n->disk));
-        TRY(note_write(n->disk, "join", n->joined_to, n->joined_address));
+        TRY(note_wipe(n->disk));
+        if (t.has_store_id) {
+            TRY(identity_make(n->disk, n->config.node_name, t.store_id, t.incarnation));
+        }
+        t.kind = NOTE_JOIN;
+        TRY(note_write(n->disk, &t));
     }
     n->is_rejoining = true;
+    n->is_healing = t.has_store_id;
     return RC_OK;
 }
 
@@ -126,7 +69,7 @@ enum rc rejoin_check(struct node *n)
     if (!n->is_rejoining || identity_is_blank(&n->identity)) {
         return RC_OK;
     }
-    n->is_rejoining = false;  // It had joined when the process ended.
+    n->is_rejoining = n->is_healing = false;  // It had joined when the process ended.
     n->joined_to[0] = '\0';
     return note_remove(n->disk);
 }
@@ -135,7 +78,7 @@ void rejoin_joined(struct node *n)
 {
     n->joined_to[0] = '\0';
     if (n->is_rejoining) {
-        n->is_rejoining = false;
+        n->is_rejoining = n->is_healing = false;
         if (note_remove(n->disk) != RC_OK) {
             log_warning("the file " NOTE_FILE " could not be removed; that is done at the next start");
         }
@@ -143,6 +86,14 @@ void rejoin_joined(struct node *n)
 }
 
 // ---- joining -----------------------------------------------------------------------------------------------------
+
+static enum rc write_note(struct node *n, enum note_kind kind)
+{
+    struct note t = {.kind = kind};
+    snprintf(t.name, sizeof(t.name), "%s", n->joined_to);
+    snprintf(t.address, sizeof(t.address), "%s", n->joined_address);
+    return note_write(n->disk, &t);
+}
 
 void member_join_end(struct node *n, enum rc rc, const char *text)
 {
@@ -249,7 +200,7 @@ void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc 
         snprintf(n->joined_to, sizeof(n->joined_to), "%s", name);
         snprintf(n->joined_address, sizeof(n->joined_address), "%s", address);
         n->membership = MEMBERSHIP_NONE;
-        if (n->is_rejoining && note_write(n->disk, "join", name, address) != RC_OK) {
+        if (n->is_rejoining && write_note(n, NOTE_JOIN) != RC_OK) {
             log_warning("the file " NOTE_FILE " could not be written: after a restart this node goes on to join its former target");
         }
     }
@@ -300,7 +251,7 @@ static void probe_failed(struct node *n, enum rc rc, const char *text)
 static void give_up_for_it(struct node *n)
 {
     n->is_probing = false;
-    if (note_write(n->disk, "wipe", n->joined_to, n->joined_address) != RC_OK) {
+    if (write_note(n, NOTE_WIPE) != RC_OK) {
         probe_failed(n, RC_IO, "the data directory cannot be written");
         return;
     }
