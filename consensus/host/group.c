@@ -427,7 +427,8 @@ void group_entry_read(struct group *g, struct glog_read *r)
 
 // ---- proposing -----------------------------------------------------------------------------------------------------
 
-static bool is_over(struct group *g, bool is_reserved)
+// For a record of `bytes`; 0: an ordinary one.
+static bool is_over(struct group *g, uint64_t bytes, bool is_reserved)
 {
     struct host *h = g->host;
     const uint64_t uncommitted_max =
@@ -436,12 +437,12 @@ static bool is_over(struct group *g, bool is_reserved)
     if (g->uncommitted >= uncommitted_max || store_worker_unsynced_bytes(h->store) >= pending_max) {
         return true;
     }
-    return !is_reserved && store_worker_is_over_budget(h->store);
+    return !is_reserved && glog_is_over_budget(g->log, bytes);
 }
 
 bool group_is_full(const struct group *g)
 {
-    return is_over((struct group *)g, false);
+    return is_over((struct group *)g, 0, false);
 }
 
 enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t parts_count, bool is_reserved,
@@ -453,7 +454,11 @@ enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t p
     if (g->flags & GROUP_INSTALLING) {
         return RC_NOT_LEADER;
     }
-    if (is_over(g, is_reserved)) {
+    size_t len = 0;
+    for (uint32_t i = 0; i < parts_count; i++) {
+        len += parts[i].len;
+    }
+    if (is_over(g, record_size((uint32_t)len), is_reserved)) {
         return RC_FULL;
     }
     struct consensus_out out;
@@ -462,10 +467,6 @@ enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t p
     // Room was checked above: from here on nothing can refuse (an index given out is always filled).
     const enum rc rc = glog_append(g->log, *index_out, *term_out, RECORD_ENTRY, 0, parts, parts_count, true);
     assert(rc == RC_OK);
-    size_t len = 0;
-    for (uint32_t i = 0; i < parts_count; i++) {
-        len += parts[i].len;
-    }
     g->uncommitted += record_size((uint32_t)len);
     if (g->proposed_first == UINT64_MAX) {
         g->proposed_first = *index_out;

@@ -96,9 +96,9 @@ void group_mark_dirty(struct group *g)
 static struct note *note_take(struct host *h)
 {
     struct list *l = list_pop(&h->note_pool);
-    struct note *n = l ? list_entry(l, struct note, link) : mem_alloc(sizeof(*n));
+    struct note *n = l ? list_entry(l, struct note, base.link) : mem_alloc(sizeof(*n));
     *n = (struct note){0};
-    list_init(&n->link);
+    list_init(&n->base.link);
     return n;
 }
 
@@ -112,8 +112,8 @@ static void gated_free(struct host *h, struct gated *first)
     }
 }
 
-// One note for each group that laid something down or holds messages back.
-static void notes_collect(struct host *h, struct list *notes)
+// One note for each group that laid something down or holds messages back; for groups behind a large record in `large`.
+static void notes_collect(struct host *h, struct list *notes, struct list *large)
 {
     struct list *l;
     while ((l = list_pop(&h->dirty)) != NULL) {
@@ -132,7 +132,8 @@ static void notes_collect(struct host *h, struct list *notes)
         g->flags &= (uint16_t)~(GROUP_WROTE_HARD_STATE | GROUP_WROTE);
         g->notes++;
         group_ref(g);
-        list_add_tail(notes, &n->link);
+        n->base.group = g->id;
+        list_add_tail(!group_is_gone(g) && glog_is_large(g->log) ? large : notes, &n->base.link);
     }
     list_each(i, &h->peers) {
         struct peer *p = list_entry(i, struct peer, link);
@@ -144,7 +145,7 @@ static void notes_collect(struct host *h, struct list *notes)
                 n->peer = p;
                 n->worker = k;
                 n->received = in->received_noted = in->received;
-                list_add_tail(notes, &n->link);
+                list_add_tail(notes, &n->base.link);
             }
         }
     }
@@ -190,7 +191,7 @@ void host_wal_done(struct host *h, struct wal_submission *s)
     }
     struct list *l;
     while ((l = list_pop(&notes)) != NULL) {
-        struct note *n = list_entry(l, struct note, link);
+        struct note *n = list_entry(l, struct note, base.link);
         if (n->kind == NOTE_RECEIPT) {
             if (!h->is_failed) {
                 n->peer->inflow[n->worker].receipt = n->received;
@@ -203,7 +204,7 @@ void host_wal_done(struct host *h, struct wal_submission *s)
         } else {
             note_group_done(h, n);
         }
-        list_add_tail(&h->note_pool, &n->link);
+        list_add_tail(&h->note_pool, &n->base.link);
     }
 }
 
@@ -366,11 +367,12 @@ uint64_t host_turn(struct host *h)
     list_each(i, &h->peers) {
         host_send_flush(h, list_entry(i, struct peer, link));
     }
-    struct list notes;
+    struct list notes, large_notes;
     list_init(&notes);
-    notes_collect(h, &notes);
-    store_worker_flush(h->store, &notes);
-    assert(list_is_empty(&notes));
+    list_init(&large_notes);
+    notes_collect(h, &notes, &large_notes);
+    store_worker_flush(h->store, &notes, &large_notes);
+    assert(list_is_empty(&notes) && list_is_empty(&large_notes));
     h->config.net->flush(h->config.net);
     garbage_free(h);
 
@@ -572,7 +574,7 @@ void host_destroy(struct host *h)
         peer_destroy(h, list_entry(h->peers.next, struct peer, link));
     }
     while (!list_is_empty(&h->note_pool)) {
-        free(list_entry(list_pop(&h->note_pool), struct note, link));
+        free(list_entry(list_pop(&h->note_pool), struct note, base.link));
     }
     while (h->gated_pool) {
         struct gated *m = h->gated_pool;

@@ -45,7 +45,7 @@ enum note_kind { NOTE_GROUP, NOTE_RECEIPT };
 
 // What a WAL submission stands for; comes back with it.
 struct note {
-    struct list link;
+    struct store_note base;
     enum note_kind kind;
     struct group *group;  // NOTE_GROUP; holds a reference.
     uint64_t epoch;       // Log epoch and last index when it was handed over (P1).

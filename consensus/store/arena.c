@@ -6,7 +6,7 @@
 // bytes lie on disk.
 //
 // Invariants
-// - pinned: the current chunk and every chunk not wholly durable. A pinned chunk has memory and stays.
+// - pinned: the current chunk of each lane and every chunk not wholly durable. A pinned chunk has memory and stays.
 // - a chunk that is not pinned and has no references is freed at once, unless it is a recovered file being
 // filled.
 // - memory given back stays readable until the turn after (graves): spans are borrowed until the end of the
@@ -71,7 +71,8 @@ void arena_deinit(struct arena *a)
         free(a->pool[i]);
     }
     free(a->table);
-    free(a->pending);
+    free(a->lanes[LANE_ORDINARY].pending);
+    free(a->lanes[LANE_LARGE].pending);
     free(a->graves);
     *a = (struct arena){0};
     list_init(&a->memory);
@@ -140,36 +141,38 @@ static void chunk_free(struct arena *a, struct chunk *c)
 
 static void chunk_settle(struct arena *a, struct chunk *c)
 {
-    if (c->is_pinned && c != a->current && c->durable == c->used) {
+    if (c->is_pinned && c != a->lanes[c->lane].current && c->durable == c->used) {
         c->is_pinned = false;
-        a->pinned_bytes -= c->cap;
+        a->lanes[c->lane].pinned_bytes -= c->cap;
     }
     if (!c->is_pinned && c->refs == 0) {
         chunk_free(a, c);
     }
 }
 
-static struct chunk *chunk_start(struct arena *a, uint8_t *mem, struct block *block, uint32_t cap)
+static struct chunk *chunk_start(struct arena *a, enum arena_lane_id lane, uint8_t *mem, struct block *block, uint32_t cap)
 {
     struct chunk *c = chunk_create(a);
     c->mem = mem;
     c->block = block;
     c->cap = cap;
     c->is_pinned = true;
+    c->lane = (uint8_t)lane;
     a->bytes += cap;
-    a->pinned_bytes += cap;
+    a->lanes[lane].pinned_bytes += cap;
     list_add_tail(&a->memory, &c->link);
     return c;
 }
 
-static struct chunk *chunk_begin(struct arena *a, uint32_t cap)
+static struct chunk *chunk_begin(struct arena *a, enum arena_lane_id lane, uint32_t cap)
 {
     const bool is_normal = cap == a->chunk_bytes;
     if (!is_normal && cap >= BLOCK_BYTES_MIN) {
         struct block *b = block_create(cap);
-        return chunk_start(a, b->ptr, b, cap);
+        return chunk_start(a, lane, b->ptr, b, cap);
     }
-    return chunk_start(a, is_normal && a->pool_count > 0 ? a->pool[--a->pool_count] : mem_alloc(cap), NULL, cap);
+    uint8_t *mem = is_normal && a->pool_count > 0 ? a->pool[--a->pool_count] : mem_alloc(cap);
+    return chunk_start(a, lane, mem, NULL, cap);
 }
 
 uint32_t arena_add_file(struct arena *a, uint64_t file_seq)
@@ -201,53 +204,55 @@ void arena_ref_drop(struct arena *a, uint64_t ref)
 
 // ---- laying down --------------------------------------------------------------------------------
 
-static void pending_add(struct arena *a, struct chunk *c, uint32_t start, uint32_t len)
+static void pending_add(struct arena *a, struct chunk *c, uint64_t group, uint32_t start, uint32_t len)
 {
-    a->unsynced_bytes += len;
-    if (a->pending_count > 0) {
-        struct arena_range *last = &a->pending[a->pending_count - 1];
-        if (last->chunk == c && last->start + last->len == start && last->len + len <= a->range_bytes) {
+    struct arena_lane *l = &a->lanes[c->lane];
+    l->unsynced_bytes += len;
+    if (l->pending_count > 0) {
+        struct arena_range *last = &l->pending[l->pending_count - 1];
+        if (last->chunk == c && last->group == group && last->start + last->len == start && last->len + len <= a->range_bytes) {
             last->len += len;
             return;
         }
     }
-    if (a->pending_count == a->pending_cap) {
-        a->pending_cap = a->pending_cap == 0 ? 16 : a->pending_cap * 2;
-        a->pending = mem_realloc(a->pending, a->pending_cap * sizeof(*a->pending));
+    if (l->pending_count == l->pending_cap) {
+        l->pending_cap = l->pending_cap == 0 ? 16 : l->pending_cap * 2;
+        l->pending = mem_realloc(l->pending, l->pending_cap * sizeof(*l->pending));
     }
-    a->pending[a->pending_count++] = (struct arena_range){.chunk = c, .start = start, .len = len};
+    l->pending[l->pending_count++] = (struct arena_range){.chunk = c, .group = group, .start = start, .len = len};
 }
 
-uint8_t *arena_alloc(struct arena *a, uint32_t size, uint64_t *ref)
+uint8_t *arena_alloc(struct arena *a, enum arena_lane_id lane, uint64_t group, uint32_t size, uint64_t *ref)
 {
     assert(size > 0);
     assert(size % RECORD_ALIGN == 0);
-    struct chunk *c = a->current;
+    struct chunk *c = a->lanes[lane].current;
     if (c == NULL || size > c->cap - c->used) {
         if (size > a->chunk_bytes / 4) {
-            c = chunk_begin(a, size);  // Of its own, so that the rest of the current one is not lost.
+            c = chunk_begin(a, lane, size);  // Of its own, so that the rest of the current one is not lost.
         } else {
-            a->current = chunk_begin(a, a->chunk_bytes);
+            a->lanes[lane].current = chunk_begin(a, lane, a->chunk_bytes);
             if (c != NULL) {
                 chunk_settle(a, c);
             }
-            c = a->current;
+            c = a->lanes[lane].current;
         }
     }
     uint32_t offset = c->used;
     c->used += size;
-    pending_add(a, c, offset, size);
+    pending_add(a, c, group, offset, size);
     *ref = ref_of(c->id, offset);
     return c->mem + offset;
 }
 
-void arena_share(struct arena *a, struct span record, struct block *block, uint64_t *ref)
+void arena_share(struct arena *a, enum arena_lane_id lane, uint64_t group, struct span record, struct block *block,
+                 uint64_t *ref)
 {
     assert(record.len % RECORD_ALIGN == 0);
     assert(record.ptr >= block->ptr && record.ptr + record.len <= block->ptr + block->cap);
-    struct chunk *c = chunk_start(a, (uint8_t *)record.ptr, block_hold(block), (uint32_t)record.len);
+    struct chunk *c = chunk_start(a, lane, (uint8_t *)record.ptr, block_hold(block), (uint32_t)record.len);
     c->used = c->cap;
-    pending_add(a, c, 0, c->used);
+    pending_add(a, c, group, 0, c->used);
     *ref = ref_of(c->id, 0);
 }
 
@@ -255,16 +260,26 @@ void arena_undo(struct arena *a, uint32_t size, uint64_t ref)
 {
     struct chunk *c = arena_chunk(a, ref);
     assert(c->used == (uint32_t)ref + size);
-    assert(a->pending_count > 0);
-    struct arena_range *last = &a->pending[a->pending_count - 1];
+    struct arena_lane *l = &a->lanes[c->lane];
+    assert(l->pending_count > 0);
+    struct arena_range *last = &l->pending[l->pending_count - 1];
     assert(last->chunk == c);
     c->used -= size;
     last->len -= size;
-    a->unsynced_bytes -= size;
+    l->unsynced_bytes -= size;
     if (last->len == 0) {
-        a->pending_count--;
+        l->pending_count--;
     }
     chunk_settle(a, c);
+}
+
+void arena_lane_end(struct arena *a, enum arena_lane_id lane)
+{
+    struct chunk *c = a->lanes[lane].current;
+    a->lanes[lane].current = NULL;
+    if (c != NULL) {
+        chunk_settle(a, c);
+    }
 }
 
 // ---- durability and eviction --------------------------------------------------------------------
@@ -273,15 +288,18 @@ void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t 
                          uint64_t file_offset)
 {
     struct chunk *c = r->chunk;
-    assert(c->durable == r->start);
+    assert(c->lane == LANE_LARGE || c->durable == r->start);
     if (c->pieces_count == c->pieces_cap) {
         c->pieces_cap = c->pieces_cap == 0 ? 4 : c->pieces_cap * 2;
         c->pieces = mem_realloc(c->pieces, c->pieces_cap * sizeof(*c->pieces));
     }
-    c->pieces[c->pieces_count++] =
-        (struct piece){.file_seq = file_seq, .file_offset = file_offset, .start = r->start, .len = r->len};
+    uint32_t at = c->pieces_count++;
+    for (; at > 0 && c->pieces[at - 1].start > r->start; at--) {
+        c->pieces[at] = c->pieces[at - 1];
+    }
+    c->pieces[at] = (struct piece){.file_seq = file_seq, .file_offset = file_offset, .start = r->start, .len = r->len};
     c->durable += r->len;
-    a->unsynced_bytes -= r->len;
+    a->lanes[c->lane].unsynced_bytes -= r->len;
     chunk_settle(a, c);
 }
 
@@ -289,7 +307,7 @@ const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *o
 {
     const struct chunk *c = arena_chunk(a, ref);
     uint32_t offset = (uint32_t)ref;
-    if (offset >= c->durable) {
+    if (c->pieces_count == 0) {
         return NULL;
     }
     uint32_t low = 0, high = c->pieces_count;  // The last piece with start <= offset.
@@ -302,7 +320,9 @@ const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *o
         }
     }
     const struct piece *p = &c->pieces[low];
-    assert(offset >= p->start && offset - p->start < p->len);
+    if (offset < p->start || offset - p->start >= p->len) {
+        return NULL;
+    }
     *offset_out = p->file_offset + (offset - p->start);
     return p;
 }

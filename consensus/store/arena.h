@@ -18,7 +18,7 @@ static inline uint64_t ref_of(uint32_t chunk, uint32_t offset)
     return (uint64_t)chunk << 32 | offset;
 }
 
-// A stretch of a chunk that lies in one piece in one WAL file.
+// A durable stretch of a chunk, which lies in one piece in one WAL file.
 struct piece {
     uint64_t file_seq;
     uint64_t file_offset;
@@ -33,19 +33,33 @@ struct chunk {
     uint32_t id;
     uint32_t cap;  // Bytes of mem.
     uint32_t used;
-    uint32_t durable;  // Bytes known durable; a prefix, because submissions complete in order.
+    uint32_t durable;  // Bytes known durable: a prefix in the ordinary lane, whose submissions complete in order.
     uint32_t refs;     // Records referred to from windows.
     uint32_t pieces_count;
     uint32_t pieces_cap;
-    bool is_pinned;  // Is the current chunk, or not wholly durable: must keep its memory and stay.
+    bool is_pinned;  // Is the current chunk of a lane, or not wholly durable: must keep its memory and stay.
+    uint8_t lane;    // enum arena_lane_id
     struct piece *pieces;
 };
 
 // Bytes laid down and not yet handed to the WAL; contiguous in one chunk.
 struct arena_range {
     struct chunk *chunk;
+    uint64_t group;  // In the large lane: whose it is. Else 0.
     uint32_t start;
     uint32_t len;
+};
+
+// Two ways to the WAL (wal.h): what must stay behind a large record goes the way of the large ones.
+enum arena_lane_id { LANE_ORDINARY, LANE_LARGE, LANES };
+
+struct arena_lane {
+    struct chunk *current;  // NULL before the first record.
+    struct arena_range *pending;
+    uint32_t pending_count;
+    uint32_t pending_cap;
+    uint64_t pinned_bytes;    // Memory that cannot be given back now.
+    uint64_t unsynced_bytes;  // Laid down and not durable.
 };
 
 enum {
@@ -58,17 +72,12 @@ struct arena {
     uint32_t table_len;
     uint32_t table_cap;
     uint32_t table_gone;    // NULLs at the front.
-    struct chunk *current;  // NULL before the first record.
     struct list memory;     // struct chunk with memory, oldest first.
+    struct arena_lane lanes[LANES];
     uint64_t budget;
-    uint64_t bytes;           // Memory of chunks.
-    uint64_t pinned_bytes;    // The part of it that cannot be given back now.
-    uint64_t unsynced_bytes;  // Laid down and not durable.
+    uint64_t bytes;        // Memory of chunks.
     uint32_t chunk_bytes;
     uint32_t range_bytes;  // Longest range handed to the WAL unless it is one record.
-    struct arena_range *pending;
-    uint32_t pending_count;
-    uint32_t pending_cap;
     uint8_t *pool[ARENA_POOL];
     uint32_t pool_count;
     // Memory given back in this turn: spans handed out earlier in the turn may still point to it.
@@ -84,13 +93,17 @@ struct arena {
 
 void arena_init(struct arena *a, uint64_t budget, uint64_t wal_file_bytes);
 void arena_deinit(struct arena *a);
-// Room for one record of `size` bytes (multiple of 8), as the newest of this arena. `*ref` names it. The
+// Room for one record of `size` bytes (multiple of 8), as the newest of this lane. `*ref` names it. The
 // chunk does not count a reference yet: arena_ref_add.
-uint8_t *arena_alloc(struct arena *a, uint32_t size, uint64_t *ref);
+// `group` is whose it is in the large lane, else 0.
+uint8_t *arena_alloc(struct arena *a, enum arena_lane_id lane, uint64_t group, uint32_t size, uint64_t *ref);
 // The same for a record that lies in `block` as a whole: shares it instead of copying. The record stays as it is.
-void arena_share(struct arena *a, struct span record, struct block *block, uint64_t *ref);
+void arena_share(struct arena *a, enum arena_lane_id lane, uint64_t group, struct span record, struct block *block,
+                 uint64_t *ref);
 // Takes the last allocation back (its sum turned out wrong).
 void arena_undo(struct arena *a, uint32_t size, uint64_t ref);
+// Nothing more comes this way for now: its current chunk need not stay.
+void arena_lane_end(struct arena *a, enum arena_lane_id lane);
 // A chunk without memory that stands for a whole recovered WAL file: offsets in it are offsets in the file.
 // It stays, references or not, until arena_file_filled.
 uint32_t arena_add_file(struct arena *a, uint64_t file_seq);
@@ -120,9 +133,14 @@ typedef bool arena_keep_fn(void *ctx, const uint8_t *record);
 void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx);
 // Does a large record that `keep` wants lie in WAL file `file_seq`?
 bool arena_keeps_file(const struct arena *a, uint64_t file_seq, arena_keep_fn *keep, void *ctx);
-static inline bool arena_is_over_budget(const struct arena *a)
+// Each lane may pin the budget: one large record under way must not stop the small ones.
+static inline bool arena_is_over_budget(const struct arena *a, enum arena_lane_id lane)
 {
-    return a->pinned_bytes >= a->budget;
+    return a->lanes[lane].pinned_bytes >= a->budget;
+}
+static inline bool arena_has_pending(const struct arena *a)
+{
+    return a->lanes[LANE_ORDINARY].pending_count > 0 || a->lanes[LANE_LARGE].pending_count > 0;
 }
 static inline uint64_t arena_memory(const struct arena *a)
 {

@@ -85,6 +85,7 @@ struct glog {
     uint64_t bytes_at_snapshot;  // Value of bytes_appended when the current snapshot's state was frozen.
     uint64_t harvest_cut;        // Lowest index truncated since the harvest in progress was planned.
     uint64_t segment_floor;      // Segments of a lower number are of an earlier life of the group: void.
+    uint64_t large_until;        // Last turn in which something of it went by the large lane and has not come back; 0: none.
     struct receive *receive;     // Snapshot being received, else NULL.
     uint8_t hold;                // Retirements for which the snapshot stays because it is being sent.
     bool is_snapshot_wanted;     // In worker->snapshot_wanted.
@@ -141,6 +142,7 @@ void plan_end(struct store_worker *w, struct plan *p);  // Unlists and frees it.
 struct submission {
     struct wal_submission base;
     struct list all;  // In worker->submissions.
+    struct list out;  // In worker->out while the WAL has it.
     struct list notes;
     uint64_t number;
     struct arena_range *ranges;  // Same count as base.ranges.
@@ -172,8 +174,10 @@ struct store_worker {
     struct list submissions;  // All of them.
     struct list free_submissions;
     struct list plans;
-    uint64_t submitted;  // Number of the last submission handed to the WAL.
-    uint64_t completed;  // Number of the last that came back.
+    struct list out[LANES];    // struct submission on its way, in order of turns.
+    uint32_t large_bytes;      // A record above this goes by the large lane.
+    uint64_t submitted;        // Number of the last turn that handed something to the WAL.
+    uint64_t completed;        // Everything of the turns up to this one has come back.
     bool has_failed;     // A submission failed: nothing is planned, published or deleted any more.
     struct cold cold;
     // Retirement.
@@ -185,6 +189,12 @@ struct store_worker {
     struct list leaving;  // struct leaving (harvest.c): files whose content is elsewhere, on their way out.
     struct list doomed;   // struct segment without users: deleted once everything before is durable.
 };
+
+// By which lane a record of `size` bytes goes now: what is behind a large one must not pass it.
+static inline bool glog_goes_large(const struct glog *g, uint64_t size)
+{
+    return size > g->worker->large_bytes || g->large_until != 0;
+}
 
 // Lets go of a segment. The last one to do so has the file deleted.
 void segment_release(struct store_worker *w, struct segment *s);
@@ -221,6 +231,8 @@ struct store {
 
 // store.c
 uint64_t store_next_segment(struct store *s);
+// For a new log: the last turn in which something of this group went by the large lane and has not come back; 0: none.
+uint64_t store_large_until(const struct store_worker *w, uint64_t group);
 struct store_worker *store_worker_of(struct store *s, uint64_t group);
 
 // harvest.c

@@ -17,6 +17,7 @@ struct glog *glog_create(struct store_worker *w, uint64_t group)
     g->harvest_cut = UINT64_MAX;
     g->segment_floor = atomic_load(&w->store->shared_next_segment);
     list_init(&g->active);
+    g->large_until = store_large_until(w, group);  // The end of an earlier life may still be on its way.
     g->epoch = ++w->epochs;
     map_put(&w->groups, group, g);
     return g;
@@ -379,12 +380,38 @@ static uint64_t append_ref(struct glog *g, uint64_t index, uint64_t ref, uint32_
     return index;
 }
 
+// By which lane the group's next record goes, if it has `size` bytes.
+static enum arena_lane_id lane_take(struct glog *g, uint64_t size)
+{
+    if (!glog_goes_large(g, size)) {
+        return LANE_ORDINARY;
+    }
+    g->large_until = g->worker->submitted + 1;
+    return LANE_LARGE;
+}
+
+static uint8_t *lay(struct glog *g, uint32_t size, uint64_t *ref)
+{
+    const enum arena_lane_id lane = lane_take(g, size);
+    return arena_alloc(&g->worker->arena, lane, lane == LANE_LARGE ? g->group : 0, size, ref);
+}
+
+bool glog_is_large(const struct glog *g)
+{
+    return glog_goes_large(g, 0);
+}
+
+bool glog_is_over_budget(const struct glog *g, uint64_t bytes)
+{
+    return arena_is_over_budget(&g->worker->arena, glog_goes_large(g, bytes) ? LANE_LARGE : LANE_ORDINARY);
+}
+
 void glog_put_control(struct glog *g, uint16_t kind, uint16_t flags, uint64_t index, uint64_t term,
                       struct span payload)
 {
     uint64_t ref = 0;
     uint32_t size = (uint32_t)record_size((uint32_t)payload.len);
-    uint8_t *to = arena_alloc(&g->worker->arena, size, &ref);
+    uint8_t *to = lay(g, size, &ref);
     struct record_disk r = {.len = (uint32_t)payload.len,
                             .group = g->group,
                             .index = index,
@@ -428,18 +455,17 @@ enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_k
 {
     assert(index == g->last + 1);
     assert(record_has_index((uint16_t)kind));
-    struct arena *a = &g->worker->arena;
-    if (!is_reserved && arena_is_over_budget(a)) {
-        return RC_FULL;
-    }
     uint64_t len = 0;
     for (uint32_t i = 0; i < parts_count; i++) {
         len += parts[i].len;
     }
     assert(len <= RECORD_PAYLOAD_MAX);
     uint32_t size = (uint32_t)record_size((uint32_t)len);
+    if (!is_reserved && glog_is_over_budget(g, size)) {
+        return RC_FULL;
+    }
     uint64_t ref = 0;
-    uint8_t *to = arena_alloc(a, size, &ref);
+    uint8_t *to = lay(g, size, &ref);
     struct record_disk r = {.len = (uint32_t)len,
                             .group = g->group,
                             .index = index,
@@ -471,13 +497,16 @@ enum rc glog_append_record(struct glog *g, struct span record)
     struct block *block = size <= record.len ? block_of(span_of(record.ptr, size)) : NULL;
     if (block != NULL && size >= block->cap / 2) {  // Never pin much more than the record.
         TRY(record_check(record, &r, &size));
-        arena_share(&g->worker->arena, span_of(record.ptr, size), block, &ref);
+        const enum arena_lane_id lane = lane_take(g, size);
+        arena_share(&g->worker->arena, lane, lane == LANE_LARGE ? g->group : 0, span_of(record.ptr, size), block, &ref);
         append_ref(g, r.index, ref, (uint32_t)size);
         return RC_OK;
     }
-    uint8_t *to = arena_alloc(&g->worker->arena, (uint32_t)size, &ref);
+    const uint64_t large_before = g->large_until;
+    uint8_t *to = lay(g, (uint32_t)size, &ref);
     if (record_copy_checked(to, record, &size) != RC_OK) {
         arena_undo(&g->worker->arena, (uint32_t)size, ref);
+        g->large_until = large_before;
         return RC_CORRUPT;
     }
     append_ref(g, r.index, ref, (uint32_t)size);

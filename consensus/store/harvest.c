@@ -728,7 +728,7 @@ static void leave_finish(struct store_worker *w, struct leaving *l)
 
 void harvest_pump(struct store_worker *w)
 {
-    bool all_durable = w->completed == w->submitted && w->arena.pending_count == 0;
+    bool all_durable = w->completed == w->submitted && !arena_has_pending(&w->arena);
     while (!list_is_empty(&w->leaving)) {
         struct leaving *l = list_entry(w->leaving.next, struct leaving, link);
         if (!l->is_barrier_done || (!all_durable && l->after > w->completed)) {

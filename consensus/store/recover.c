@@ -3,6 +3,7 @@
 // (recover_assemble.c) and removes what nobody refers to any more, unless something is damaged: then it is
 // evidence.
 #include "consensus/store/recover.h"
+#include "node/base/limits.h"
 #include <stdio.h>
 
 // ---- cleaning up
@@ -49,6 +50,9 @@ static struct store *store_create(const struct store_config *config)
         w->store = s;
         w->index = i;
         arena_init(&w->arena, config->memtable_bytes / config->workers, config->wal_file_bytes);
+        w->large_bytes = config->wal_slice_bytes != 0 ? config->wal_slice_bytes : LIMIT_WAL_SLICE_BYTES;
+        list_init(&w->out[LANE_ORDINARY]);
+        list_init(&w->out[LANE_LARGE]);
         map_init_u64(&w->groups);
         map_init_u64(&w->snapshot_wanted);
         list_init(&w->active);
@@ -72,6 +76,7 @@ static enum rc open_wal(struct recovery *r, struct wal_report *report_out)
         .dir = "wal",
         .file_bytes = c->wal_file_bytes,
         .align = c->wal_align,
+        .slice_bytes = c->wal_slice_bytes,
         .random = c->random,
         .must_exist = c->must_exist,
         .on_file_closed = c->on_wal_file_closed,

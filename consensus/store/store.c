@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The workers' side of the store: turns, submissions, bookkeeping of what may be deleted.
 //
-// A submission's number is its place in the worker's own order. "Everything laid down so far is durable" is
-// always told by such a number: retirement and deletion wait for it, because what they act on (truncations,
+// A submission's number is its turn's place in the worker's own order. "Everything laid down so far is durable" is
+// always told by such a number, once both lanes have come so far: retirement and deletion wait for it, because what they act on (truncations,
 // deletions) may itself not be durable yet, and a crash would bring back a log whose segments are gone.
 #include "consensus/store/core.h"
 
@@ -125,7 +125,7 @@ static void deletion_done(struct job *job)
 
 static void delete_doomed(struct store_worker *w)
 {
-    bool all_durable = w->completed == w->submitted && w->arena.pending_count == 0;
+    bool all_durable = w->completed == w->submitted && !arena_has_pending(&w->arena);
     struct deletion *d = NULL;
     list_each(item, &w->doomed)
     {
@@ -159,6 +159,7 @@ static struct submission *submission_take(struct store_worker *w, uint32_t range
     } else {
         s = mem_zalloc(sizeof(*s));
         list_init(&s->base.link);
+        list_init(&s->out);
         list_init(&s->notes);
         list_add_tail(&w->submissions, &s->all);
     }
@@ -170,26 +171,103 @@ static struct submission *submission_take(struct store_worker *w, uint32_t range
     return s;
 }
 
-static void submit(struct store_worker *w, struct list *notes)
+// Begins a submission of this turn with room for `ranges`.
+static struct submission *submission_begin(struct store_worker *w, uint64_t group, uint32_t ranges)
 {
-    struct arena *a = &w->arena;
-    struct submission *s = submission_take(w, a->pending_count);
-    if (notes != NULL) {
-        list_splice(&s->notes, notes);
-    }
+    struct submission *s = submission_take(w, ranges);
     s->base.bytes = 0;
     s->base.result = RC_PENDING;
     s->base.owner = w;
-    s->base.ranges_count = a->pending_count;
+    s->base.group = group;
+    s->base.ranges_count = 0;
+    s->number = w->submitted;
+    list_add_tail(&w->out[group == 0 ? LANE_ORDINARY : LANE_LARGE], &s->out);
+    return s;
+}
+
+static void submission_add(struct submission *s, const struct arena_range *r)
+{
+    s->ranges[s->base.ranges_count] = *r;
+    s->base.ranges[s->base.ranges_count] = (struct wal_range){.ptr = r->chunk->mem + r->start, .len = r->len};
+    s->base.ranges_count++;
+    s->base.bytes += r->len;
+}
+
+static void submit(struct store_worker *w, struct list *notes)
+{
+    struct arena_lane *a = &w->arena.lanes[LANE_ORDINARY];
+    if (a->pending_count == 0 && (notes == NULL || list_is_empty(notes))) {
+        return;
+    }
+    struct submission *s = submission_begin(w, 0, a->pending_count);
+    if (notes != NULL) {
+        list_splice(&s->notes, notes);
+    }
     for (uint32_t i = 0; i < a->pending_count; i++) {
-        const struct arena_range *r = &a->pending[i];
-        s->ranges[i] = *r;
-        s->base.ranges[i] = (struct wal_range){.ptr = r->chunk->mem + r->start, .len = r->len};
-        s->base.bytes += r->len;
+        submission_add(s, &a->pending[i]);
     }
     a->pending_count = 0;
-    s->number = ++w->submitted;
     w->hooks.submit(w->hooks.ctx, &s->base);
+}
+
+// This turn's submission of a group: the newest of the large ones on their way that bears its name and the turn's number.
+static struct submission *submission_of(struct store_worker *w, uint64_t group, uint32_t ranges)
+{
+    for (struct list *l = w->out[LANE_LARGE].prev; l != &w->out[LANE_LARGE]; l = l->prev) {
+        struct submission *s = list_entry(l, struct submission, out);
+        if (s->number != w->submitted) {
+            break;
+        }
+        if (s->base.group == group) {
+            return s;
+        }
+    }
+    return submission_begin(w, group, ranges);
+}
+
+// One submission a group. There are few such groups at any time.
+static void submit_large(struct store_worker *w, struct list *notes)
+{
+    struct arena_lane *a = &w->arena.lanes[LANE_LARGE];
+    for (uint32_t i = 0; i < a->pending_count; i++) {
+        submission_add(submission_of(w, a->pending[i].group, a->pending_count), &a->pending[i]);
+    }
+    a->pending_count = 0;
+    struct list *l;
+    while (notes != NULL && (l = list_pop(notes)) != NULL) {
+        struct submission *s = submission_of(w, list_entry(l, struct store_note, link)->group, 0);
+        list_add_tail(&s->notes, l);
+    }
+    // From the first of this turn on. Handing one in does not move it in this list.
+    struct list *first = &w->out[LANE_LARGE];
+    while (first->prev != &w->out[LANE_LARGE] && list_entry(first->prev, struct submission, out)->number == w->submitted) {
+        first = first->prev;
+    }
+    for (l = first; l != &w->out[LANE_LARGE]; l = l->next) {
+        struct submission *s = list_entry(l, struct submission, out);
+        struct glog *g = map_get(&w->groups, s->base.group);
+        if (g != NULL) {
+            g->large_until = s->number;
+        }
+        w->hooks.submit(w->hooks.ctx, &s->base);
+    }
+}
+
+uint64_t store_large_until(const struct store_worker *w, uint64_t group)
+{
+    const struct arena_lane *a = &w->arena.lanes[LANE_LARGE];
+    for (uint32_t i = 0; i < a->pending_count; i++) {
+        if (a->pending[i].group == group) {
+            return w->submitted + 1;
+        }
+    }
+    for (const struct list *l = w->out[LANE_LARGE].prev; l != &w->out[LANE_LARGE]; l = l->prev) {
+        const struct submission *s = list_entry((struct list *)(uintptr_t)l, struct submission, out);
+        if (s->base.group == group) {
+            return s->number;
+        }
+    }
+    return 0;
 }
 
 bool store_worker_keeps(void *ctx, const uint8_t *record)
@@ -201,11 +279,18 @@ bool store_worker_keeps(void *ctx, const uint8_t *record)
            r.index > w->hooks.applied(w->hooks.ctx, r.group);
 }
 
-void store_worker_flush(struct store_worker *w, struct list *notes)
+static bool has_any(const struct list *l)
+{
+    return l != NULL && !list_is_empty(l);
+}
+
+void store_worker_flush(struct store_worker *w, struct list *notes, struct list *large_notes)
 {
     assert(w->exec != NULL);  // Bound.
-    if (w->arena.pending_count > 0 || (notes != NULL && !list_is_empty(notes))) {
+    if (arena_has_pending(&w->arena) || has_any(notes) || has_any(large_notes)) {
+        w->submitted++;
         submit(w, notes);
+        submit_large(w, large_notes);
     }
     arena_turn(&w->arena, store_worker_keeps, w);
     if (!w->has_failed) {
@@ -220,8 +305,20 @@ enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *bas
 {
     struct submission *s = container_of(base, struct submission, base);
     assert(s->base.owner == w);
-    assert(s->number == w->completed + 1);
-    w->completed = s->number;
+    const enum arena_lane_id lane = base->group != 0 ? LANE_LARGE : LANE_ORDINARY;
+    assert(lane == LANE_LARGE || w->out[lane].next == &s->out);  // In order.
+    list_remove(&s->out);
+    struct glog *g = lane == LANE_LARGE ? map_get(&w->groups, base->group) : NULL;
+    if (g != NULL && g->large_until == s->number) {
+        g->large_until = 0;
+    }
+    w->completed = w->submitted;
+    for (int i = 0; i < LANES; i++) {
+        if (!list_is_empty(&w->out[i])) {
+            const uint64_t first = list_entry(w->out[i].next, struct submission, out)->number;
+            w->completed = first - 1 < w->completed ? first - 1 : w->completed;
+        }
+    }
     enum rc rc = base->result;
     if (rc == RC_OK) {
         for (uint32_t i = 0; i < base->ranges_count; i++) {
@@ -230,6 +327,9 @@ enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *bas
         }
     } else {
         w->has_failed = true;
+    }
+    if (lane == LANE_LARGE && list_is_empty(&w->out[LANE_LARGE]) && w->arena.lanes[LANE_LARGE].pending_count == 0) {
+        arena_lane_end(&w->arena, LANE_LARGE);
     }
     list_splice(notes_out, &s->notes);
     list_init(&base->link);
@@ -263,12 +363,12 @@ uint64_t store_worker_memory(const struct store_worker *w)
 
 bool store_worker_is_over_budget(const struct store_worker *w)
 {
-    return arena_is_over_budget(&w->arena);
+    return arena_is_over_budget(&w->arena, LANE_ORDINARY);
 }
 
 uint64_t store_worker_unsynced_bytes(const struct store_worker *w)
 {
-    return w->arena.unsynced_bytes;
+    return w->arena.lanes[LANE_ORDINARY].unsynced_bytes;
 }
 
 // ---- closing ------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ struct store_config {
     uint64_t memtable_bytes;   // Of the node; split evenly over the workers.
     uint64_t wal_file_bytes;
     uint32_t wal_align;
+    uint32_t wal_slice_bytes;  // Above this a record is written to the WAL in slices (wal.h, is_large); 0: the default.
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
     bool must_exist;           // There has been a store here before: see wal_config.
@@ -83,10 +84,16 @@ struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct 
 
 // ---- turns -----------------------------------------------------------------------------------------------------
 
-// Hands everything laid down since the last call to the WAL as one submission. `notes` ride with it and come back
-// through the same struct. Call at the end of each loop turn. `*note` (may be NULL) is a list owned by the caller's layer
-// that is moved into the submission.
-void store_worker_flush(struct store_worker *w, struct list *notes);
+// Begins what the caller hands over as a note.
+struct store_note {
+    struct list link;
+    uint64_t group;  // In large_notes.
+};
+// Hands everything laid down since the last call to the WAL: one submission, and one for each group that has a large record
+// under way. The notes ride with them and come back with them: those of groups with glog_is_large must be in `large_notes`
+// (struct store_note). Call at the end of each loop turn. Both (may be NULL) are lists owned by the caller's layer that are
+// moved into the submissions.
+void store_worker_flush(struct store_worker *w, struct list *notes, struct list *large_notes);
 // A submission came back from the WAL: records where its bytes are, moves its notes to `notes_out`. Returns its result.
 enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *s, struct list *notes_out);
 // A WAL file was closed: starts retirement of this worker's share of it (jobs on the cold executor).
@@ -96,7 +103,7 @@ uint64_t store_worker_submission(const struct store_worker *w);
 
 uint64_t store_worker_memory(const struct store_worker *w);       // Bytes of chunks now.
 bool store_worker_is_over_budget(const struct store_worker *w);   // Over budget and nothing can be evicted: take no proposals.
-uint64_t store_worker_unsynced_bytes(const struct store_worker *w);
+uint64_t store_worker_unsynced_bytes(const struct store_worker *w);  // Without what goes by the large lane.
 
 // ---- a group's log -----------------------------------------------------------------------------------------------
 
@@ -118,6 +125,11 @@ MUST_USE enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum
 // Lays down a whole record received from the leader (must be last + 1). RC_CORRUPT: sum differs, nothing was appended.
 // A large one that lies in a block of its own is shared, not copied.
 MUST_USE enum rc glog_append_record(struct glog *g, struct span record);
+// A large record of the group, or something behind one, is on its way to the disk or was laid down in this turn: small records
+// of other groups pass it, its own do not.
+bool glog_is_large(const struct glog *g);
+// What a record of `bytes` would have to be refused for, unless reserved.
+bool glog_is_over_budget(const struct glog *g, uint64_t bytes);
 void glog_write_hard_state(struct glog *g, struct hard_state hs);
 void glog_truncate(struct glog *g, uint64_t from);  // Drops entries >= from (from > snapshot index); writes a truncate record.
 uint64_t glog_first(const struct glog *g);  // snapshot index + 1.

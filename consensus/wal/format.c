@@ -118,7 +118,7 @@ enum wal_batch_state wal_batch_check(uint64_t salt, struct span bytes, bool is_d
     return is_deep ? bodies_check(records, len) : WAL_BATCH_INTACT;
 }
 
-bool wal_batch_region(struct span batch, struct wal_region_disk *out, uint64_t *groups)
+bool wal_batch_region(struct span batch, struct wal_region_disk *out)
 {
     struct record_disk r = {0};
     uint64_t size = 0;
@@ -129,16 +129,12 @@ bool wal_batch_region(struct span batch, struct wal_region_disk *out, uint64_t *
         size = record_size(r.len);
         assert(size <= left);
     }
-    if (size == 0 || r.group != 0 || r.kind != RECORD_REGION || r.len < 8) {
+    if (size == 0 || r.group != 0 || r.kind != RECORD_REGION || r.len != 16) {
         return false;
     }
     *out = (struct wal_region_disk){.offset = r.index, .bytes = r.term, .count = r.aux, .record_bytes = (uint32_t)size};
     memcpy(&out->frames, ptr + RECORD_HEADER_BYTES, sizeof(out->frames));
-    memcpy(&out->groups_count, ptr + RECORD_HEADER_BYTES + 4, sizeof(out->groups_count));
-    if (out->groups_count > WAL_REGION_GROUPS_MAX || r.len != 8 + 8 * out->groups_count) {
-        return false;
-    }
-    memcpy(groups, ptr + RECORD_HEADER_BYTES + 8, out->groups_count * sizeof(*groups));
+    memcpy(&out->group, ptr + RECORD_HEADER_BYTES + 8, sizeof(out->group));
     return true;
 }
 

@@ -9,7 +9,6 @@ enum {
     WAL_BATCH_HEADER_BYTES = 32,
     WAL_VERSION = 1,
     WAL_ALIGN_MAX = 4096,
-    WAL_REGION_GROUPS_MAX = 64,  // Named in a region's record, so that damage can be told to them alone.
 };
 
 #define WAL_FILE_MAGIC 0x4c41572d4e525257u  // "WRRN-WAL" read as little endian.
@@ -67,11 +66,11 @@ struct wal_region_disk {
     uint64_t bytes;         // Whole records, back to back.
     uint32_t count;         // Of records.
     uint32_t frames;        // CRC32C over the first 16 bytes of each.
-    uint32_t groups_count;  // Named in the record; 0: not known.
     uint32_t record_bytes;  // Of the region's record itself.
+    uint64_t group;         // Whose they are.
 };
-// False: this batch (not broken) ends no region. `groups` takes up to WAL_REGION_GROUPS_MAX.
-bool wal_batch_region(struct span batch, struct wal_region_disk *out, uint64_t *groups);
+// False: this batch (not broken) ends no region.
+bool wal_batch_region(struct span batch, struct wal_region_disk *out);
 // As for a batch: BODY if only records differ, BROKEN if frames do.
 enum wal_batch_state wal_region_check(const struct wal_region_disk *region, struct span bytes);
 

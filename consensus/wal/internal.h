@@ -46,18 +46,17 @@ struct wal_batch {
     bool ends_region;         // It holds the region's record.
 };
 
-// The region being written (region.c): room at the end of the file for the records of large submissions.
+// The region being written (region.c): room at the end of the file for the records of a large submission.
 struct wal_region {
-    bool is_open;
-    struct list members;      // struct wal_submission, in order.
-    uint64_t offset;          // In the current file.
-    uint64_t bytes;
-    uint64_t taken;           // Bytes composed into slices so far.
-    struct list *at;          // Member, range and byte where the next slice begins.
-    uint32_t at_range;
+    struct wal_submission *of;  // NULL: none is open.
+    uint64_t offset;            // In the current file.
+    uint64_t taken;             // Bytes composed into slices so far.
+    uint32_t at_range;          // Range and byte where the next slice begins.
     uint32_t at_byte;
-    uint8_t record[RECORD_HEADER_BYTES + 8 + 8 * WAL_REGION_GROUPS_MAX];
+    uint8_t record[RECORD_HEADER_BYTES + 16];
 };
+
+enum { WAL_BLOCKED_MAX = 64 };  // Groups passed over in one look at the waiting ones; what is behind more waits.
 
 struct wal {
     struct wal_config config;  // `dir` is our own copy.
@@ -68,7 +67,7 @@ struct wal {
     uint32_t cursor;
     struct list composed;     // Wholly in the batch that is being written, or before it.
     uint64_t pending_bytes;   // Of all lists.
-    struct list large;        // Large submissions that no region holds yet, in order.
+    struct list named;        // Submissions that name a group and are not composed, in order.
     uint64_t submitted;       // Ordinary ones so far, and those of them composed.
     uint64_t taken;
     struct wal_region region;
@@ -117,15 +116,19 @@ void wal_submission_done(struct wal *w, struct list *item, enum rc rc);
 MUST_USE enum rc wal_batch_write(struct wal *w, struct disk_file *f);
 
 // region.c
-// Room that the region for the waiting large submissions wants in a file, beside what batches need; 0: none is due.
-uint64_t wal_region_due(const struct wal *w);
+// Takes the submission out of `named` that may go next if it is at most `bytes_max` long (or, is_large, longer); NULL: none.
+struct wal_submission *wal_named_take(struct wal *w, uint64_t bytes_max, bool is_large);
+// The same without taking it.
+struct wal_submission *wal_named_next(const struct wal *w, uint64_t bytes_max, bool is_large);
+// Room that a region for so many bytes wants in a file, beside what batches need.
+uint64_t wal_region_room(const struct wal *w, uint64_t bytes);
 // Room that batches must leave for the record of the open region.
 uint64_t wal_region_reserve(const struct wal *w);
 // Opens the region at the end of the file of the batch being composed.
-void wal_region_open(struct wal *w);
+void wal_region_open(struct wal *w, struct wal_submission *s);
 // Takes the next slice, at most `bytes_max`, into the batch; with the last one the region's record too.
 void wal_region_slice(struct wal *w, uint64_t bytes_max);
-// The batch is durable: if the region ends with it, moves its members to `done`.
+// The batch is durable: if the region ends with it, moves its submission to `done`.
 void wal_region_complete(struct wal *w, struct list *done);
 
 // files.c

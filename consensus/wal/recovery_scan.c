@@ -158,17 +158,6 @@ static enum rc records_replay(struct recovery *r, const struct scan_batch *b, co
     return RC_OK;
 }
 
-// The records of a region whose frames are damaged cannot be told apart, but whose they were is known.
-static void region_corrupt(struct recovery *r, const struct scan_batch *b, const uint64_t *groups)
-{
-    for (uint32_t i = 0; i < b->region.groups_count; i++) {
-        log_error("wal: damaged region with records of group %" PRIu64 " of synced batch %" PRIu64, groups[i], b->head.batch);
-        if (r->on_corrupt_group != NULL) {
-            r->on_corrupt_group(r->replay_ctx, groups[i]);
-        }
-    }
-}
-
 static enum rc read_failure(const struct recovery *r)
 {
     return r->read_rc != RC_OK ? r->read_rc : RC_IO;  // It was there a moment ago.
@@ -181,15 +170,16 @@ enum rc recovery_batch_replay(struct recovery *r, const struct scan_batch *b)
         return read_failure(r);
     }
     r->report->batches++;
-    uint64_t groups[WAL_REGION_GROUPS_MAX];
-    struct wal_region_disk region;
-    const bool has_region = b->region.bytes > 0 && wal_batch_region(span_of(ptr, b->head.total_len), &region, groups);
     TRY(records_replay(r, b, ptr + WAL_BATCH_HEADER_BYTES, scan_batch_records(b), b->seq, b->records_at));
-    if (!has_region) {
+    if (b->region.bytes == 0) {
         return RC_OK;
     }
     if (b->has_bad_region) {
-        region_corrupt(r, b, groups);
+        // Its records cannot be told apart, but whose they were is known.
+        log_error("wal: damaged region of group %" PRIu64 " in synced batch %" PRIu64, b->region.group, b->head.batch);
+        if (r->on_corrupt_group != NULL) {
+            r->on_corrupt_group(r->replay_ctx, b->region.group);
+        }
         return RC_OK;
     }
     ptr = recovery_window(r, b->region.offset, b->region.bytes);
@@ -205,9 +195,8 @@ static enum wal_batch_state batch_with_region(struct recovery *r, const struct s
 {
     *b = (struct scan_batch){.offset = pos, .seq = f->seq, .records_at = pos + WAL_BATCH_HEADER_BYTES, .region_seq = f->seq};
     enum wal_batch_state state = batch_at(r, f, pos, &b->head);
-    uint64_t groups[WAL_REGION_GROUPS_MAX];
     const uint8_t *ptr = state == WAL_BATCH_BROKEN ? NULL : recovery_window(r, pos, b->head.total_len);
-    if (ptr == NULL || !wal_batch_region(span_of(ptr, b->head.total_len), &b->region, groups)) {
+    if (ptr == NULL || !wal_batch_region(span_of(ptr, b->head.total_len), &b->region)) {
         return state;
     }
     b->region_at = b->region.offset;
@@ -216,7 +205,7 @@ static enum wal_batch_state batch_with_region(struct recovery *r, const struct s
         ptr == NULL ? WAL_BATCH_BROKEN : wal_region_check(&b->region, span_of(ptr, b->region.bytes));
     if (region == WAL_BATCH_BROKEN) {
         b->has_bad_region = true;
-        return b->region.groups_count > 0 && b->region.bytes > 0 ? WAL_BATCH_BODY : WAL_BATCH_BROKEN;
+        return b->region.bytes > 0 ? WAL_BATCH_BODY : WAL_BATCH_BROKEN;
     }
     return region == WAL_BATCH_BODY ? region : state;
 }

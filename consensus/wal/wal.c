@@ -9,8 +9,8 @@
 // - One batch is composed, written and completed at a time, so at composition everything before it is durable:
 //   `batch_synced` of every batch is the number of the one before it (except across a recovery).
 // - A range lies whole in one batch, a batch whole in one file. A batch starts at a multiple of `align`.
-// - Submissions complete in order, each when its last range is durable; an empty one when those before it are. Large ones
-//   have an order of their own: region.c.
+// - Submissions complete in order, each when its last range is durable; an empty one when those before it are. Those that
+//   name a group have an order of their own: region.c.
 // - After the first failed write or sync nothing is written again and everything completes with that error (P6).
 //
 // Deliberately not here: threads, retries, and any knowledge of what a record means.
@@ -34,8 +34,7 @@ struct wal *wal_create(const struct wal_config *config)
     rng_seed(&w->rng, config->random);
     list_init(&w->waiting);
     list_init(&w->composed);
-    list_init(&w->large);
-    list_init(&w->region.members);
+    list_init(&w->named);
     list_init(&w->files);
     w->batch_next = 1;
     if (w->config.slice_bytes == 0) {
@@ -66,7 +65,7 @@ void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t
                        void (*on_done)(void *ctx, struct wal_submission *s), void *ctx)
 {
     assert(list_is_empty(&w->waiting) && list_is_empty(&w->composed));
-    assert(list_is_empty(&w->large) && !w->region.is_open);
+    assert(list_is_empty(&w->named) && w->region.of == NULL);
     w->config.on_file_closed = on_file_closed;
     w->config.on_done = on_done;
     w->config.ctx = ctx;
@@ -75,9 +74,9 @@ void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t
 void wal_submit(struct wal *w, struct wal_submission *s)
 {
     assert(s->ranges_count > 0 || s->bytes == 0);
-    if (s->is_large) {
+    if (s->group != 0) {
         s->after = w->submitted;
-        list_add_tail(&w->large, &s->link);
+        list_add_tail(&w->named, &s->link);
     } else {
         list_add_tail(&w->waiting, &s->link);
         w->submitted++;
@@ -105,8 +104,11 @@ void wal_submission_done(struct wal *w, struct list *item, enum rc rc)
 static void fail_all(struct wal *w, enum rc rc)
 {
     w->cursor = 0;
-    w->region.is_open = false;
-    struct list *const lists[] = {&w->composed, &w->waiting, &w->region.members, &w->large};
+    if (w->region.of != NULL) {
+        list_add_tail(&w->composed, &w->region.of->link);
+        w->region.of = NULL;
+    }
+    struct list *const lists[] = {&w->composed, &w->waiting, &w->named};
     for (size_t i = 0; i < sizeof(lists) / sizeof(*lists); i++) {
         while (!list_is_empty(lists[i])) {
             wal_submission_done(w, list_pop(lists[i]), rc);
@@ -133,7 +135,7 @@ static void batch_begin(struct wal *w, uint64_t need, uint64_t region)
     b->file_bytes = w->file_bytes;
     b->limit = w->limit;
     if (b->is_roll) {
-        assert(!w->region.is_open);
+        assert(w->region.of == NULL);
         uint64_t own = wal_round_up(WAL_HEADER_BYTES + bytes, WAL_ALIGN_MAX);
         b->file_bytes = own > w->config.file_bytes ? own : w->config.file_bytes;
         b->limit = b->file_bytes;
@@ -226,14 +228,31 @@ static void complete_leading_empty(struct wal *w)
     }
 }
 
-static void complete_leading_empty_large(struct wal *w)
+// So are those that name a group of which nothing is ahead.
+static void complete_empty_named(struct wal *w)
 {
-    while (!w->region.is_open && !list_is_empty(&w->large)) {
-        const struct wal_submission *s = list_entry(w->large.next, struct wal_submission, link);
-        if (s->ranges_count > 0 || s->after > w->taken) {
+    for (struct wal_submission *s = wal_named_next(w, 0, false); s != NULL; s = wal_named_next(w, 0, false)) {
+        list_remove(&s->link);
+        wal_submission_done(w, &s->link, RC_OK);
+    }
+}
+
+// Short submissions that name a group go into the batch like ordinary ones, each whole.
+static void batch_gather_named(struct wal *w, uint64_t bytes_max)
+{
+    const struct wal_batch *b = &w->batch;
+    for (;;) {
+        const uint64_t room = b->limit - b->offset - wal_region_reserve(w);
+        const uint64_t end = b->head.total_len == WAL_BATCH_HEADER_BYTES || bytes_max > room ? room : bytes_max;
+        struct wal_submission *s = end > b->head.total_len ? wal_named_take(w, end - b->head.total_len, false) : NULL;
+        if (s == NULL) {
             return;
         }
-        wal_submission_done(w, list_pop(&w->large), RC_OK);
+        for (uint32_t i = 0; i < s->ranges_count; i++) {
+            const bool is_added = batch_add(w, &s->ranges[i], UINT64_MAX);
+            assert(is_added);
+        }
+        list_add_tail(&w->composed, &s->link);
     }
 }
 
@@ -249,25 +268,32 @@ bool wal_compose(struct wal *w)
     if (w->cursor == 0) {
         complete_leading_empty(w);
     }
-    complete_leading_empty_large(w);
-    const uint64_t region = wal_region_due(w);
-    if (list_is_empty(&w->waiting) && region == 0 && !w->region.is_open) {
+    complete_empty_named(w);
+    const struct wal_submission *named = wal_named_next(w, UINT64_MAX, false);
+    struct wal_submission *large = w->region.of == NULL ? wal_named_take(w, 0, true) : NULL;
+    const bool has_ordinary = !list_is_empty(&w->waiting);
+    if (!has_ordinary && named == NULL && large == NULL && w->region.of == NULL) {
         return false;
     }
-    uint64_t need = 0;
-    if (!list_is_empty(&w->waiting)) {
+    uint64_t need = named != NULL ? named->bytes : 0;
+    if (has_ordinary) {
         need = list_entry(w->waiting.next, struct wal_submission, link)->ranges[w->cursor].len;
     }
     // A file is not left while a region in it is open: the region's end comes first.
-    const bool is_last_room = w->region.is_open && WAL_BATCH_HEADER_BYTES + need + wal_region_reserve(w) > w->limit - w->offset;
-    batch_begin(w, is_last_room ? 0 : need, region);
-    if (region > 0) {
-        wal_region_open(w);
+    const uint64_t least = WAL_BATCH_HEADER_BYTES + wal_region_reserve(w);
+    const bool is_short_of_room = w->region.of != NULL && least + need > w->limit - w->offset;
+    const bool is_last_room = is_short_of_room && (has_ordinary || least > w->limit - w->offset);
+    batch_begin(w, is_short_of_room ? 0 : need, large != NULL ? wal_region_room(w, large->bytes) : 0);
+    if (large != NULL) {
+        wal_region_open(w, large);
     }
     if (!is_last_room) {
-        batch_gather(w, w->region.is_open ? w->config.slice_bytes : LIMIT_WAL_BATCH_BYTES);
+        const uint64_t bytes_max = w->region.of != NULL ? w->config.slice_bytes : LIMIT_WAL_BATCH_BYTES;
+        batch_gather_named(w, bytes_max / 2);  // First those that waited: ordinary ones could fill every batch.
+        batch_gather(w, bytes_max);
+        batch_gather_named(w, bytes_max);
     }
-    if (w->region.is_open) {
+    if (w->region.of != NULL) {
         wal_region_slice(w, is_last_room ? UINT64_MAX : w->config.slice_bytes);
     }
     batch_finish(w);
@@ -276,8 +302,8 @@ bool wal_compose(struct wal *w)
 
 bool wal_compose_mark(struct wal *w)
 {
-    if (!w->needs_mark || w->has_failed || disk_has_failed(w) || !list_is_empty(&w->waiting) || w->region.is_open ||
-        !list_is_empty(&w->large)) {
+    if (!w->needs_mark || w->has_failed || disk_has_failed(w) || !list_is_empty(&w->waiting) || w->region.of != NULL ||
+        !list_is_empty(&w->named)) {
         return false;
     }
     batch_begin(w, 0, 0);

@@ -22,17 +22,17 @@ struct wal_range {
     uint64_t file_offset;
 };
 
-// Two kinds. Ordinary submissions complete in order. Those with is_large are written in slices between the batches of the
-// others: they complete in order among themselves, and none before the ordinary ones submitted ahead of it; ordinary ones
-// pass them. So what must stay behind a large record (anything of its group) has to be submitted as large, too, until
-// that one has come back.
+// Two kinds. Ordinary submissions (group 0) complete in order. One that names a group holds nothing of others; if it is longer
+// than a slice it is written in slices between the batches of the others. Those of one group complete in order, and none
+// before the ordinary ones submitted ahead of it, but all others pass it. So what must stay behind a large record, which
+// is anything of its group, has to be submitted under the group's name, too, until that one has come back.
 struct wal_submission {
     struct list link;          // For whoever holds it.
     struct wal_range *ranges;  // Owned by the submitter. May be empty: completes in order all the same.
     uint32_t ranges_count;
     uint16_t worker;           // For the thread: whose it is.
-    bool is_large;
-    uint64_t after;            // For the WAL (is_large): so many ordinary ones come before it.
+    uint64_t group;
+    uint64_t after;            // For the WAL, with a group: so many ordinary ones come before it.
     uint64_t bytes;            // Sum of the ranges.
     enum rc result;            // RC_OK: everything is durable. Else the disk failed: nothing may be acknowledged.
     void *owner;               // For the submitter.
@@ -44,7 +44,7 @@ struct wal_config {
     uint8_t cluster_id[16];  // Zeros until known; checked only if both sides are not zero.
     uint64_t file_bytes;     // LIMIT_WAL_FILE_BYTES
     uint32_t align;          // Batches are padded to this (4096; 8 = none).
-    uint32_t slice_bytes;    // Of large submissions in one batch; 0: LIMIT_WAL_SLICE_BYTES.
+    uint32_t slice_bytes;    // Of a large submission in one batch; 0: LIMIT_WAL_SLICE_BYTES.
     uint64_t random;         // Seed for salts.
     bool must_exist;         // There has been a log here: without any file everything is lost, not new (law 2).
     // A file was closed (full); it may be retired. Driver's thread.

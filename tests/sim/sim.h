@@ -203,6 +203,7 @@ struct sim {
     struct sim_links *links;
     bool is_verbose;
     uint64_t wal_file_bytes, memtable_bytes;
+    uint32_t wal_slice_bytes;
 };
 
 // One run. Returns true if nothing was violated; the counters are added to `total`.

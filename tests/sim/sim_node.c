@@ -244,6 +244,7 @@ static bool node_open(struct sim_node *n, struct found *found)
         .memtable_bytes = s->memtable_bytes,
         .wal_file_bytes = s->wal_file_bytes,
         .wal_align = 8,
+        .wal_slice_bytes = s->wal_slice_bytes,
         .random = rng_next(&n->rng),
         .on_wal_file_closed = on_wal_file_closed,
         .on_wal_done = on_wal_done,

@@ -212,6 +212,7 @@ void sim_init(struct sim *s, uint64_t seed, const struct sim_app *app)
     s->nodes_count = sim_chance(s, 3) ? 5 : 3;
     s->wal_file_bytes = 16384u << rng_below(&s->rng, 5);
     s->memtable_bytes = sim_range(s, 2 << 20, 6 << 20);
+    s->wal_slice_bytes = sim_chance(s, 3) ? 0 : 8192u << rng_below(&s->rng, 5);
     sim_faults_draw(s);
     draw_groups(s);
     if (s->app->init) {

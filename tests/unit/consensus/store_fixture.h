@@ -241,6 +241,7 @@ static void fixture_open(struct fixture *f)
         .memtable_bytes = f->config.memtable_bytes,
         .wal_file_bytes = f->config.wal_file_bytes,
         .wal_align = f->config.wal_align,
+        .wal_slice_bytes = f->config.wal_slice_bytes,
         .random = ++f->random,
         .on_wal_file_closed = on_closed,
         .on_wal_done = on_done,
@@ -333,7 +334,7 @@ static struct glog *log_of(struct fixture *f, uint64_t group)
 static void flush(struct fixture *f)
 {
     for (uint32_t i = 0; i < f->workers_count; i++) {
-        store_worker_flush(f->workers[i], NULL);
+        store_worker_flush(f->workers[i], NULL, NULL);
     }
 }
 

@@ -125,6 +125,7 @@ static void setup(void)
     s->faults = (struct sim_faults){
         .net_delay_min = 50 * SIM_US, .disk_delay_min = SIM_MS, .cold_delay_min = 100 * SIM_US};
     s->wal_file_bytes = 1 << 20;
+    s->wal_slice_bytes = 0;
     s->memtable_bytes = 4 << 20;
 }
 static void teardown(void)

@@ -55,7 +55,7 @@ START_TEST(notes_ride_with_the_submission_and_come_back_in_order)
     list_add_tail(&notes, &one);
     list_add_tail(&notes, &two);
     append(&fx, 1, 1, 10);
-    store_worker_flush(fx.workers[0], &notes);
+    store_worker_flush(fx.workers[0], &notes, NULL);
     ck_assert(list_is_empty(&notes));
     ck_assert(pump_wal(&fx));
     struct wal_submission *s = list_entry(list_pop(&fx.done), struct wal_submission, link);
@@ -65,7 +65,7 @@ START_TEST(notes_ride_with_the_submission_and_come_back_in_order)
     ck_assert_ptr_eq(list_pop(&out), &two);
     // Notes without records make a submission too: it completes in order.
     list_add_tail(&notes, &one);
-    store_worker_flush(fx.workers[0], &notes);
+    store_worker_flush(fx.workers[0], &notes, NULL);
     (void)pump_wal(&fx);
     ck_assert(!list_is_empty(&fx.done));
     s = list_entry(list_pop(&fx.done), struct wal_submission, link);

@@ -104,7 +104,7 @@ static void step_world(void)
         (void)step_job(&fx, worker);
         break;
     default:
-        store_worker_flush(fx.workers[worker], NULL);
+        store_worker_flush(fx.workers[worker], NULL, NULL);
     }
 }
 
@@ -138,6 +138,7 @@ static void run_seed(uint64_t seed)
     rng_seed(&rng, seed);
     fixture_init(&fx, 1 + (uint32_t)rng_below(&rng, WORKERS_MAX), (64 + rng_below(&rng, 512)) << 10,
                  (32 + rng_below(&rng, 64)) << 10);
+    fx.config.wal_slice_bytes = one_in(3) ? 0 : 256u << rng_below(&rng, 6);
     for (uint64_t g = 1; g <= GROUPS_MAX; g++) {
         fx.models[g].state_bytes = rng_below(&rng, 3000);
         fx.models[g].size_estimate = rng_below(&rng, 3) * 2000;

@@ -180,7 +180,7 @@ static struct sent *sent_add(struct fixture *f, uint64_t index)
 static struct sent *submit_as(struct fixture *f, uint64_t group, uint64_t index, uint32_t payload_len, bool is_large)
 {
     struct sent *s = sent_add(f, index);
-    s->submission.is_large = is_large;
+    s->submission.group = is_large ? group : 0;
     s->group = group;
     s->payload_len = payload_len;
     uint64_t size = record_size(payload_len);
