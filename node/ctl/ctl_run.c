@@ -23,6 +23,8 @@ static const struct verb verbs[] = {
     {"ping", verb_ping, 0, 0, false},
     {"drain", verb_drain, 0, 0, true},
     {"revive", verb_revive, 0, 0, true},
+    {"check_if_node_is_quorum_critical", verb_check_critical, 0, 0, true},
+    {"await_online_quorum_plus_one", verb_await_quorum_plus_one, 0, 0, true},
     {"await_startup", verb_await_startup, 0, 0, false},
     {"await_online_nodes", verb_await_online_nodes, 1, 1, false},
     {"join_cluster", verb_join_cluster, 1, 1, false},

@@ -53,7 +53,7 @@ verb_fn verb_status, verb_cluster_status, verb_ping, verb_await_startup, verb_aw
 verb_fn verb_alarms, verb_check_alarms, verb_check_local_alarms, verb_set_disk_free_limit, verb_set_vm_memory_high_watermark;
 verb_fn verb_list_queues, verb_list_exchanges, verb_list_bindings, verb_list_connections, verb_list_consumers, verb_list_users,
     verb_list_vhosts, verb_list_permissions, verb_list_user_permissions, verb_list_channels;
-verb_fn verb_drain, verb_revive;
+verb_fn verb_drain, verb_revive, verb_check_critical, verb_await_quorum_plus_one;
 verb_fn verb_quorum_status, verb_transfer_leadership, verb_delete_queue, verb_purge_queue;
 verb_fn verb_add_user, verb_change_password, verb_delete_user, verb_set_permissions, verb_authenticate_user;
 verb_fn verb_local_connections, verb_local_channels, verb_local_member, verb_local_transfer, verb_local_consumers;  // Asked by other nodes.

@@ -24,7 +24,8 @@ struct options {
 
 static const char usage_text[] =
     "warrenctl [-n NODE] [--socket PATH] [-p VHOST] [-t SECONDS] [-q] [-s] [--formatter table|json|csv] VERB [ARGUMENTS]\n\n"
-    "Nodes:   status, cluster_status, ping, drain, revive, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT],\n"
+    "Nodes:   check_if_node_is_quorum_critical, await_online_quorum_plus_one,\n"
+    "         status, cluster_status, ping, drain, revive, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT],\n"
     "         forget_cluster_node NODE, stop\n"
     "Alarms:  alarms, check_alarms, check_local_alarms, set_disk_free_limit SIZE | mem_relative SHARE,\n"
     "         set_vm_memory_high_watermark SHARE | absolute SIZE\n"
