@@ -23,6 +23,11 @@ struct broker_config {
     struct host *host;
     const char *default_queue_type;  // "quorum", "classic", "stream"
     uint32_t quorum_initial_size;    // 3
+    bool is_leader_balanced;         // queue_leader_locator = balanced; else client-local.
+    // quorum_queue.continuous_membership_reconciliation.*: members are added up to a target (0: none).
+    bool is_reconciling;
+    uint32_t reconcile_target;
+    uint64_t reconcile_interval_ms, reconcile_trigger_ms;
     // Which worker owns a group; runs fn on a worker at its next turn (never inside the call).
     uint32_t (*worker_of)(void *ctx, uint64_t group);
     void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
@@ -66,6 +71,7 @@ struct broker_queue {
     bool is_durable;
     struct span arguments;
     struct queue_target target;
+    uint8_t joining, non_voters;  // Members by position (bits): announced, not known to be in the group; not to be promoted.
     struct queue_settings settings;
 };
 
@@ -170,6 +176,24 @@ struct broker_bind {
     bool to_queue;
     bool is_unbind;
 };
+// Members of a quorum queue (README.md, "Members of a queue"). Asked on the worker that owns the group, on the node that leads
+// it; answered once, within `timeout_ms`. RC_OK: so it is now. RC_EXISTS: it was so. RC_NOT_LEADER: ask the leader (if this node
+// led and was to leave, it hands over first). RC_BUSY: another request concerns this queue. RC_INVALID: the last member.
+// RC_NOT_CONNECTED: the node is not up. RC_NO_QUORUM, RC_TIMEOUT: not done, as far as this node knows. RC_NOT_FOUND,
+// RC_TOO_LARGE. All with a text.
+enum broker_member_how { MEMBER_PROMOTABLE, MEMBER_VOTER, MEMBER_NON_VOTER };
+struct broker_member_change {
+    uint64_t group;
+    bool is_removal;
+    uint32_t node_id;
+    enum broker_member_how how;  // When adding. MEMBER_VOTER: answered once it votes.
+};
+void broker_member_change(struct broker *b, const struct broker_member_change *c, uint32_t timeout_ms, broker_done_fn *done, void *ctx);
+// From queue_service_config.led. `owner` is a queue of this broker.
+void broker_queue_led(struct broker *b, void *owner);
+// Every turn of the worker, before host_turn. Returns when it wants to run again.
+uint64_t broker_turn(struct broker *b);
+
 void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d, broker_done_fn *done, void *ctx);
 
 void broker_user_put(struct broker *b, struct span name, struct span password, bool must_exist, bool must_be_new, broker_done_fn *done, void *ctx);

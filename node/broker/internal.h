@@ -47,6 +47,10 @@ struct queue {
     struct broker_vhost *vhost;
     struct list incoming;
     uint64_t visited, told;
+    uint64_t version;                   // Of the record.
+    struct change *change;              // Its members are not as they should be and this worker leads it (membership.c); else NULL.
+    uint32_t founders[LIMIT_VOTERS];    // Nodes of the founding members.
+    uint8_t founders_count;
 };
 
 struct permission {
@@ -88,6 +92,8 @@ struct broker {
     uint64_t generation;  // Raised by each reset.
     bool is_loaded, is_closing;
     bool has_unread;  // broker_has_unread.
+    bool is_resetting;  // Everything is being told again.
+    struct membership *membership;
     uint64_t route_number;
     const struct broker_queue **route;  // Result of the last broker_route.
     uint32_t route_count, route_cap;
@@ -106,6 +112,15 @@ void forget_destination(struct list *incoming);
 uint32_t node_replica_count(struct broker *b, uint32_t node_id);
 void queue_told(struct broker_vhost *v, struct span name, const struct meta_change *c);
 void queue_remove(struct broker_vhost *v, struct queue *q);  // Its replica here and its data go, too.
+// The group's members when it was made: where every replica begins, whenever it is made.
+void queue_founding(const struct queue *q, struct queue_target *out);
+
+// membership.c
+void membership_init(struct broker *b);
+void membership_deinit(struct broker *b);
+void membership_note(struct broker *b, struct queue *q);     // Look at its members soon, if it is led here.
+void membership_queue_gone(struct broker *b, struct queue *q);
+void membership_nodes_changed(struct broker *b);            // Look at all that are led here.
 
 // nodes.c
 void nodes_init(struct broker *b);

@@ -379,6 +379,7 @@ static void on_change(void *ctx, const struct meta_change *c)
         on_user(b, p->names[1], c);
     } else if (p->depth == 2 && span_equal(p->names[0], span_str("nodes"))) {
         nodes_change(b, p->names[1], c);
+        membership_nodes_changed(b);
     } else if (p->depth == 2 && span_equal(p->names[0], span_str("node_maintenance"))) {
         nodes_maintenance_change(b, p->names[1], c);
     } else if (p->depth >= 2 && span_equal(p->names[0], span_str("vhosts"))) {
@@ -465,7 +466,9 @@ static void on_loaded(void *ctx, uint64_t index)
         sweep(b);
     }
     b->is_loaded = true;
+    b->is_resetting = false;
     b->version++;
+    membership_nodes_changed(b);
 }
 
 // A snapshot replaced the tree and everything is told again. What exists stays in use meanwhile, so that queues go on
@@ -473,6 +476,7 @@ static void on_loaded(void *ctx, uint64_t index)
 static void on_reset(void *ctx)
 {
     struct broker *b = ctx;
+    b->is_resetting = true;
     b->generation++;
     b->version++;
 }
@@ -492,6 +496,7 @@ struct broker *broker_create(const struct broker_config *config)
     nodes_init(b);
     map_init_u64(&b->replicas_by_node);
     b->match = pcre2_match_data_create(1, NULL);
+    membership_init(b);
     return b;
 }
 
@@ -507,6 +512,7 @@ void broker_destroy(struct broker *b)
         user_free(u);
     }
     nodes_deinit(b);
+    membership_deinit(b);
     map_deinit(&b->vhosts);
     map_deinit(&b->users);
     map_deinit(&b->replicas_by_node);

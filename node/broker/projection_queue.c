@@ -44,58 +44,130 @@ void queue_settings_from(struct span arguments, struct queue_settings *out)
     table_find_bool(arguments, "x-single-active-consumer", &out->is_single_active);
 }
 
+void queue_founding(const struct queue *q, struct queue_target *out)
+{
+    *out = (struct queue_target){.group = q->pub.target.group, .members_count = q->founders_count};
+    for (uint32_t i = 0; i < q->founders_count; i++) {
+        out->members[i] = (struct member){.replica_id = out->group + 1 + i, .node_id = q->founders[i], .is_voter = true};
+    }
+}
+
+// The replica that the record names on this node; 0: none.
+static uint64_t own_replica(const struct broker *b, const struct queue_target *t)
+{
+    for (uint32_t i = 0; i < t->members_count; i++) {
+        if (t->members[i].node_id == b->config.node_id) {
+            return t->members[i].replica_id;
+        }
+    }
+    return 0;
+}
+
+static bool is_owned_here(const struct broker *b, const struct queue *q)
+{
+    const struct broker_config *c = &b->config;
+    return q->pub.type == QUEUE_QUORUM && c->worker_of(c->ctx, q->pub.target.group) == c->worker;
+}
+
+// A replica under a new id may find the log of one that was here before: it knows more than it must, which does no harm.
 static void start_replica(struct broker *b, struct queue *q, bool is_new)
 {
     const struct broker_config *c = &b->config;
-    const struct queue_target *t = &q->pub.target;
-    if (q->pub.type != QUEUE_QUORUM || c->worker_of(c->ctx, t->group) != c->worker) {
+    const uint64_t group = q->pub.target.group, replica = own_replica(b, &q->pub.target);
+    if (replica == 0 || !is_owned_here(b, q)) {
         return;
     }
-    for (uint32_t i = 0; i < t->members_count; i++) {
-        if (t->members[i].node_id != c->node_id) {
-            continue;
-        }
-        struct queue_replica_spec spec = {
-            .target = *t,
-            .replica_id = t->members[i].replica_id,
-            .recovered = c->recovered ? c->recovered(c->ctx, t->group) : NULL,
-            .settings = q->pub.settings,
-            .campaign_at_once = is_new && i == 0,
-        };
-        enum rc rc = queue_replica_add(c->queues, &spec);
-        if (rc != RC_OK) {
-            log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len,
-                      (const char *)q->pub.name.ptr, (unsigned long long)t->group, rc_text(rc));
-            b->has_unread = true;
-        }
+    struct queue_replica_spec spec = {
+        .owner = q,
+        .replica_id = replica,
+        .recovered = c->recovered ? c->recovered(c->ctx, group) : NULL,
+        .settings = q->pub.settings,
+        .campaign_at_once = is_new && replica == group + 1,
+    };
+    queue_founding(q, &spec.target);
+    enum rc rc = queue_replica_add(c->queues, &spec);
+    if (rc != RC_OK) {
+        log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len, (const char *)q->pub.name.ptr,
+                  (unsigned long long)group, rc_text(rc));
+        b->has_unread = true;
     }
+}
+
+// Today's members: those the record lists, or the founding ones.
+static void decode_members(const Warren__QueueRecord *r, struct queue *q)
+{
+    struct queue_target *t = &q->pub.target;
+    q->founders_count = (uint8_t)r->n_member_nodes;
+    for (uint32_t i = 0; i < r->n_member_nodes; i++) {
+        q->founders[i] = r->member_nodes[i];
+    }
+    q->pub.joining = q->pub.non_voters = 0;
+    if (r->n_members == 0) {
+        queue_founding(q, t);
+        return;
+    }
+    t->members_count = (uint32_t)r->n_members;
+    for (uint32_t i = 0; i < t->members_count; i++) {
+        const Warren__QueueMember *m = r->members[i];
+        t->members[i] = (struct member){.replica_id = m->replica_id ? m->replica_id : r->announced_id,
+                                        .node_id = m->node_id,
+                                        .is_voter = !m->is_joining && !m->is_non_voter};
+        q->pub.joining |= (uint8_t)(m->is_joining << i);
+        q->pub.non_voters |= (uint8_t)(m->is_non_voter << i);
+    }
+}
+
+static Warren__QueueRecord *unpack_queue(const struct meta_change *c, enum queue_type *type)
+{
+    Warren__QueueRecord *r = c->payload.len < 8 ? NULL : warren__queue_record__unpack(NULL, c->payload.len - 8, c->payload.ptr + 8);
+    if (r && (!queue_type_parse(span_str(r->type), type) || r->n_member_nodes > LIMIT_VOTERS || r->n_members > LIMIT_VOTERS)) {
+        warren__queue_record__free_unpacked(r, NULL);
+        r = NULL;
+    }
+    return r;
 }
 
 static bool decode_queue(const struct meta_change *c, struct queue *q)
 {
-    if (c->payload.len < 8) {
+    Warren__QueueRecord *r = unpack_queue(c, &q->pub.type);
+    if (!r) {
         return false;
     }
-    uint64_t first_id;
-    memcpy(&first_id, c->payload.ptr, 8);
-    Warren__QueueRecord *r = warren__queue_record__unpack(NULL, c->payload.len - 8, c->payload.ptr + 8);
-    bool ok = r && queue_type_parse(span_str(r->type), &q->pub.type) && r->n_member_nodes <= LIMIT_VOTERS;
-    if (ok) {
-        q->pub.is_durable = r->durable;
-        q->pub.arguments = copy_span(span_of(r->arguments.data, r->arguments.len));
-        q->pub.target.group = first_id;
-        q->pub.target.members_count = (uint32_t)r->n_member_nodes;
-        for (uint32_t i = 0; i < r->n_member_nodes; i++) {
-            q->pub.target.members[i] =
-                (struct member){.replica_id = first_id + 1 + i, .node_id = r->member_nodes[i], .is_voter = true};
+    memcpy(&q->pub.target.group, c->payload.ptr, 8);
+    q->version = c->version;
+    q->pub.is_durable = r->durable;
+    q->pub.arguments = copy_span(span_of(r->arguments.data, r->arguments.len));
+    decode_members(r, q);
+    queue_settings_from(q->pub.arguments, &q->pub.settings);
+    q->pub.settings.metadata_version = 1;  // The arguments of a queue never change.
+    warren__queue_record__free_unpacked(r, NULL);
+    return true;
+}
+
+// The same queue's record: its members may have changed.
+static void members_told(struct broker *b, struct queue *q, const struct meta_change *c)
+{
+    q->told = b->generation;
+    enum queue_type type;
+    Warren__QueueRecord *r = c->version == q->version ? NULL : unpack_queue(c, &type);
+    if (!r) {
+        return;
+    }
+    const uint64_t before = own_replica(b, &q->pub.target);
+    count_replicas(b, &q->pub.target, -1);
+    decode_members(r, q);
+    q->version = c->version;
+    count_replicas(b, &q->pub.target, 1);
+    warren__queue_record__free_unpacked(r, NULL);
+    const uint64_t now = own_replica(b, &q->pub.target);
+    queue_members_changed(b->config.queues, &q->pub.target);
+    if (before != now && is_owned_here(b, q)) {
+        if (before != 0) {
+            queue_replica_leave(b->config.queues, q->pub.target.group);
         }
-        queue_settings_from(q->pub.arguments, &q->pub.settings);
-        q->pub.settings.metadata_version = c->version;
+        start_replica(b, q, false);
     }
-    if (r) {
-        warren__queue_record__free_unpacked(r, NULL);
-    }
-    return ok;
+    membership_note(b, q);
 }
 
 static void queue_free(struct queue *q)
@@ -109,6 +181,7 @@ static void queue_free(struct queue *q)
 void queue_remove(struct broker_vhost *v, struct queue *q)
 {
     struct broker *b = v->broker;
+    membership_queue_gone(b, q);
     map_remove_bytes(&v->queues, q->pub.name);
     count_replicas(b, &q->pub.target, -1);
     if (!b->is_closing) {
@@ -129,8 +202,8 @@ void queue_told(struct broker_vhost *v, struct span name, const struct meta_chan
         return;
     }
     if (q && c->payload.len >= 8 && memcmp(c->payload.ptr, &q->pub.target.group, 8) == 0) {
-        q->told = b->generation;
-        return;  // Records of queues do not change yet.
+        members_told(b, q, c);
+        return;
     }
     if (q) {
         queue_remove(v, q);  // Another queue of the same name, made while this node was behind.
@@ -151,4 +224,3 @@ void queue_told(struct broker_vhost *v, struct span name, const struct meta_chan
     resolve_waiting(v, name, true);
     start_replica(b, q, b->is_loaded);
 }
-

@@ -47,6 +47,11 @@ static const struct verb verbs[] = {
     {"list_user_permissions", verb_list_user_permissions, 1, 1, true},
     {"quorum_status", verb_quorum_status, 1, 1, true},
     {"transfer_leadership", verb_transfer_leadership, 2, 2, true},
+    {"add_member", verb_add_member, 2, 2, true},
+    {"delete_member", verb_delete_member, 2, 2, true},
+    {"grow", verb_grow, 2, 2, true},
+    {"shrink", verb_shrink, 1, 1, true},
+    {"rebalance", verb_rebalance, 1, 1, true},
     {"delete_queue", verb_delete_queue, 1, 1, true},
     {"purge_queue", verb_purge_queue, 1, 1, true},
     {"add_user", verb_add_user, 2, 2, true},
@@ -59,6 +64,8 @@ static const struct verb verbs[] = {
     {"local_consumers", verb_local_consumers, 0, 0, true},
     {"local_member", verb_local_member, 1, 1, true},
     {"local_transfer", verb_local_transfer, 2, 2, true},
+    {"local_change", verb_local_change, 5, 5, true},
+    {"local_leaders", verb_local_leaders, 1, 1, true},
 };
 
 // ---- answers -----------------------------------------------------------------------------------------------------
@@ -374,12 +381,40 @@ void ctl_remote_attach(struct ctl *c)
     host_on_frames(c->config.host, FRAME_ADMIN, FRAME_ADMIN_REPLY, on_frame, c);
 }
 
+void ctl_after(struct ctl *c, uint32_t ms, void (*fn)(void *arg), void *arg, struct ctl_timer *t)
+{
+    *t = (struct ctl_timer){.due = host_now(c->config.host) + ms * UINT64_C(1000000), .fn = fn, .arg = arg};
+    list_add_tail(&c->timers, &t->link);
+}
+
+static uint64_t turn_timers(struct ctl *c, uint64_t now)
+{
+    struct list due;
+    list_init(&due);
+    uint64_t next = UINT64_MAX;
+    list_each (l, &c->timers) {
+        struct ctl_timer *t = list_entry(l, struct ctl_timer, link);
+        if (t->due <= now) {
+            list_remove(l);
+            list_add_tail(&due, l);
+        } else {
+            next = t->due < next ? t->due : next;
+        }
+    }
+    const bool is_any = !list_is_empty(&due);
+    for (struct list *l; (l = list_pop(&due));) {
+        struct ctl_timer *t = list_entry(l, struct ctl_timer, link);
+        t->fn(t->arg);
+    }
+    return is_any ? now : next;
+}
+
 uint64_t ctl_turn(struct ctl *c)
 {
-    if (!c->config.host || map_count(&c->remote) == 0) {
+    if (!c->config.host || (map_count(&c->remote) == 0 && list_is_empty(&c->timers))) {
         return UINT64_MAX;
     }
-    uint64_t now = host_now(c->config.host), next = UINT64_MAX;
+    uint64_t now = host_now(c->config.host), next = turn_timers(c, now);
     uint32_t pos = 0;
     for (struct remote_call *call; (call = map_next(&c->remote, &pos, NULL, NULL));) {
         if (call->deadline_ns <= now) {
@@ -405,6 +440,7 @@ enum rc ctl_start(const struct ctl_config *config, struct ctl **out)
     c->config = *config;
     c->started_ns = clock_mono_ns(env_system_clock());
     map_init_u64(&c->remote);
+    list_init(&c->timers);
     enum rc rc = ctl_socket_start(c);
     if (rc != RC_OK) {
         free(c);

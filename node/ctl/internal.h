@@ -13,7 +13,18 @@ struct ctl {
     uint64_t next_request;
     uint64_t started_ns;
     struct ctl_socket *socket;
+    struct list timers;     // struct ctl_timer.
+    bool is_rebalancing;
 };
+
+// Runs fn once on worker 0, after `ms` and never from inside the call. The timer is the caller's until then.
+struct ctl_timer {
+    struct list link;
+    uint64_t due;
+    void (*fn)(void *arg);
+    void *arg;
+};
+void ctl_after(struct ctl *c, uint32_t ms, void (*fn)(void *arg), void *arg, struct ctl_timer *t);
 
 // One running request. Freed by ctl_answer.
 struct ctl_request {
@@ -55,6 +66,7 @@ verb_fn verb_list_queues, verb_list_exchanges, verb_list_bindings, verb_list_con
     verb_list_vhosts, verb_list_permissions, verb_list_user_permissions, verb_list_channels;
 verb_fn verb_drain, verb_revive, verb_check_critical, verb_await_quorum_plus_one;
 verb_fn verb_quorum_status, verb_transfer_leadership, verb_delete_queue, verb_purge_queue;
+verb_fn verb_add_member, verb_delete_member, verb_grow, verb_shrink, verb_rebalance, verb_local_change, verb_local_leaders;
 verb_fn verb_add_user, verb_change_password, verb_delete_user, verb_set_permissions, verb_authenticate_user;
 verb_fn verb_local_connections, verb_local_channels, verb_local_member, verb_local_transfer, verb_local_consumers;  // Asked by other nodes.
 
@@ -62,6 +74,15 @@ verb_fn verb_local_connections, verb_local_channels, verb_local_member, verb_loc
 void ctl_ask(struct ctl *c, uint32_t node_id, json_t *request, uint32_t timeout_ms, ctl_done_fn *done, void *ctx);
 void ctl_remote_attach(struct ctl *c);
 const char *node_name_of(struct ctl *c, uint32_t node_id);  // "?" if unknown; valid until the end of the turn.
+
+// ctl_member.c: one change of one queue's members, wherever its leader is; answered within timeout_ms, on worker 0. Codes and
+// texts of broker_member_change; RC_NO_QUORUM also when no leader was found.
+typedef void ctl_member_fn(void *ctx, enum rc rc, const char *text);
+void ctl_member_change(struct ctl *ctl, struct span vhost, const struct broker_queue *q, const struct broker_member_change *what, uint32_t timeout_ms,
+                       ctl_member_fn *done, void *ctx);
+
+// verbs_member.c: the quorum queues that --vhost-pattern and --queue-pattern name; false: one does not compile (answered).
+bool request_queues(struct ctl_request *r, void (*each)(void *ctx, struct span vhost, const struct broker_queue *q), void *ctx);
 
 // ctl_local.c: looks at the replica of a group on this node, whichever worker owns it, and with `transfer_to` asks it to
 // hand leadership to that node. `done` is called on worker 0, later.

@@ -88,6 +88,9 @@ static void put_members(struct ctl *c, const struct queue_target *t, uint32_t le
     for (uint32_t i = 0; i < t->members_count; i++) {
         uint32_t node = t->members[i].node_id;
         const char *name = node_name_of(c, node);
+        if (!broker_node_by_id(c->broker, node)) {
+            continue;  // A place that waits for another node.
+        }
         json_array_append_new(members, json_string(name));
         if (node == c->config.node_id || host_node_is_alive(c->config.host, node)) {
             json_array_append_new(online, json_string(name));
@@ -107,7 +110,7 @@ static void on_queue_looked(void *ctx, const struct ctl_replica *p)
     struct queue_rows *a = row->all;
     json_t *o = json_array_get(a->objects, row->at);
     const struct queue_info *n = row->rc != RC_OK && p->is_here ? &p->info : &row->info;
-    const uint32_t leader = p->is_here ? p->status.leader_node : 0;
+    const uint32_t leader = row->rc == RC_OK ? row->info.leader_node : p->is_here ? p->status.leader_node : 0;
     json_object_set_new(o, "messages_ready", json_integer((json_int_t)n->ready));
     json_object_set_new(o, "messages_unacknowledged", json_integer((json_int_t)n->unacked));
     json_object_set_new(o, "messages", json_integer((json_int_t)(n->ready + n->unacked)));

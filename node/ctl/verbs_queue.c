@@ -15,7 +15,7 @@ static const struct broker_queue *request_queue(struct ctl_request *r)
     }
     const struct broker_queue *q = broker_queue_find(v, span_str(request_arg(r, 0)));
     if (!q) {
-        ctl_error(r, EXIT_DATAERR, "Error: queue '%s' in vhost '%s' does not exist", request_arg(r, 0), request_option(r, "vhost", "/"));
+        ctl_error(r, EXIT_DATAERR, "queue '%s' was not found in virtual host '%s'", request_arg(r, 0), request_option(r, "vhost", "/"));
     }
     return q;
 }
@@ -28,13 +28,15 @@ enum { MEMBER_COLUMNS = sizeof(member_columns) / sizeof(member_columns[0]) };
 
 struct members {
     struct ctl_request *request;
-    json_t *rows;
-    uint32_t waiting;
+    json_t *rows[LIMIT_VOTERS];  // In the order of the members.
+    uint32_t count, waiting;
     bool is_asking;
 };
 struct member_ask {
     struct members *all;
+    uint32_t at;
     char node[256];
+    const char *membership;  // For a member that does not say how it sees itself.
 };
 
 static void members_done(struct members *m)
@@ -46,9 +48,13 @@ static void members_done(struct members *m)
     for (int i = 0; i < MEMBER_COLUMNS; i++) {
         json_array_append_new(columns, json_string(member_columns[i]));
     }
+    json_t *rows = json_array();
+    for (uint32_t i = 0; i < m->count; i++) {
+        json_array_append_new(rows, m->rows[i]);
+    }
     char banner[600];
     snprintf(banner, sizeof(banner), "Status of quorum queue %s on node %s ...", request_arg(m->request, 0), m->request->ctl->config.node_name);
-    ctl_list(m->request, banner, columns, m->rows);
+    ctl_list(m->request, banner, columns, rows);
     free(m);
 }
 
@@ -58,13 +64,15 @@ static void on_member(void *ctx, json_t *answer)
     struct members *m = a->all;
     json_t *row = json_object_get(json_object_get(answer, "object"), "row");
     if (row) {
-        json_array_append(m->rows, row);
-    } else {
-        json_t *blank = json_pack("[s, s]", a->node, "noproc");
-        for (int i = 2; i < MEMBER_COLUMNS; i++) {
-            json_array_append_new(blank, json_string(""));
+        m->rows[a->at] = json_incref(row);
+        if (strcmp(json_string_value(json_array_get(row, 2)), "") == 0) {
+            json_array_set_new(row, 2, json_string(a->membership));
         }
-        json_array_append_new(m->rows, blank);
+    } else {
+        m->rows[a->at] = json_pack("[s, s]", a->node, "noproc");
+        for (int i = 2; i < MEMBER_COLUMNS; i++) {
+            json_array_append_new(m->rows[a->at], json_string(""));
+        }
     }
     json_decref(answer);
     free(a);
@@ -80,13 +88,17 @@ void verb_quorum_status(struct ctl_request *r)
         return;
     }
     struct members *m = mem_zalloc(sizeof(*m));
-    *m = (struct members){.request = r, .rows = json_array(), .is_asking = true};
+    *m = (struct members){.request = r, .is_asking = true};
     char group[32];
     snprintf(group, sizeof(group), "%llu", (unsigned long long)q->target.group);
     struct queue_target t = q->target;
+    const uint8_t non_voters = q->non_voters;
     for (uint32_t i = 0; i < t.members_count; i++) {
+        if (!broker_node_by_id(c->broker, t.members[i].node_id)) {
+            continue;  // A place that waits for another node.
+        }
         struct member_ask *a = mem_zalloc(sizeof(*a));
-        a->all = m;
+        *a = (struct member_ask){.all = m, .at = m->count++, .membership = non_voters >> i & 1 ? "non_voter" : "promotable"};
         snprintf(a->node, sizeof(a->node), "%s", node_name_of(c, t.members[i].node_id));
         json_t *request = json_pack("{s:s, s:[s], s:{}}", "verb", "local_member", "args", group, "options");
         m->waiting++;
@@ -112,7 +124,7 @@ static void on_local_member(void *ctx, const struct ctl_replica *p)
     }
     const struct consensus_status *s = &p->status;
     const struct member *self = config_find_node(s->config, c->config.node_id);
-    ctl_object(r, json_pack("{s:[s, s, s, I, I, I, I, I, I, i]}", "row", c->config.node_name, roles[s->role], self && self->is_voter ? "voter" : "promotable",
+    ctl_object(r, json_pack("{s:[s, s, s, I, I, I, I, I, I, i]}", "row", c->config.node_name, roles[s->role], self && self->is_voter ? "voter" : "",
                             (json_int_t)s->last, (json_int_t)s->durable, (json_int_t)s->applied, (json_int_t)s->commit, (json_int_t)s->snapshot,
                             (json_int_t)s->term, 1));
 }

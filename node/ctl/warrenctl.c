@@ -32,6 +32,8 @@ static const char usage_text[] =
     "Lists:   list_queues, list_exchanges, list_bindings, list_connections, list_channels, list_consumers,\n"
     "         list_users, list_vhosts, list_permissions, list_user_permissions USER   (each takes the names of the columns wanted)\n"
     "Queues:  quorum_status QUEUE, transfer_leadership QUEUE NODE, delete_queue QUEUE, purge_queue QUEUE\n"
+    "Members: add_member QUEUE NODE, delete_member QUEUE NODE, grow NODE all|even, shrink NODE, rebalance all|quorum\n"
+    "         [--membership promotable|voter|non_voter] [--queue-pattern RE] [--vhost-pattern RE] [--errors-only]\n"
     "Users:   add_user NAME PASSWORD, change_password NAME PASSWORD, authenticate_user NAME PASSWORD, delete_user NAME,\n"
     "         set_permissions USER CONFIGURE WRITE READ\n\n"
     "The node is found through its command socket: --socket, WARREN_CONTROL_SOCKET, or /var/lib/warren/NODE/control.sock.\n";
@@ -94,6 +96,14 @@ static void parse(int argc, char **argv, struct options *o)
             json_object_set_new(o->options, "vhost", json_string(v));
         } else if (take_value(argc, argv, &i, "-t", "--timeout", &v)) {
             json_object_set_new(o->options, "timeout", json_string(v));
+        } else if (take_value(argc, argv, &i, NULL, "--membership", &v)) {
+            json_object_set_new(o->options, "membership", json_string(v));
+        } else if (take_value(argc, argv, &i, NULL, "--queue-pattern", &v)) {
+            json_object_set_new(o->options, "queue-pattern", json_string(v));
+        } else if (take_value(argc, argv, &i, NULL, "--vhost-pattern", &v)) {
+            json_object_set_new(o->options, "vhost-pattern", json_string(v));
+        } else if (strcmp(argv[i], "--errors-only") == 0) {
+            json_object_set_new(o->options, "errors-only", json_string("true"));
         } else if (strcmp(argv[i], "--online") == 0 || strcmp(argv[i], "--offline") == 0 || strcmp(argv[i], "--local") == 0 ||
                    strcmp(argv[i], "-l") == 0 || strcmp(argv[i], "--longnames") == 0) {
             continue;

@@ -101,6 +101,7 @@ void queue_session_pause(struct queue_session *s, bool is_paused);
 // Counts for declare-ok and listings: asks the leader, answers on this worker within `timeout_ms` (0s with the error).
 struct queue_info {
     uint64_t ready, unacked, consumers, ready_bytes, unacked_bytes;
+    uint32_t leader_node;  // Who answered; 0: nobody did.
 };
 typedef void queue_info_fn(void *ctx, enum rc rc, const struct queue_info *info);
 void queue_info_get(struct queue_service *q, const struct queue_target *t, uint32_t timeout_ms, queue_info_fn *done, void *ctx);
@@ -120,6 +121,9 @@ struct queue_service_config {
     // Looks a service up on another worker (start-up order is the driver's business).
     struct queue_service *(*peer)(void *ctx, uint32_t worker);
     uint32_t consumer_disconnected_timeout_ms;
+    // A replica of this worker leads now and is ready. May be NULL. Called from inside calls: only to be noted.
+    void (*led)(void *ctx, void *owner);
+    void *led_ctx;
 };
 struct queue_service *queue_service_create(const struct queue_service_config *config);
 void queue_service_destroy(struct queue_service *q);
@@ -148,7 +152,8 @@ struct queue_settings {
     uint64_t metadata_version;             // Of the record these came from: an older one never overrides.
 };
 struct queue_replica_spec {
-    struct queue_target target;
+    struct queue_target target;            // With the founding members, whoever is a member today.
+    void *owner;                           // For queue_service_config.led and queue_replica_owner.
     uint64_t replica_id;
     const struct store_group *recovered;   // NULL: brand-new.
     struct queue_settings settings;
@@ -157,6 +162,17 @@ struct queue_replica_spec {
 MUST_USE enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_spec *spec);
 void queue_replica_settings(struct queue_service *q, uint64_t group, const struct queue_settings *settings);
 void queue_replica_remove(struct queue_service *q, uint64_t group, bool is_deleted);
+// The queue's record names no replica of this node any more: it ends and its data goes. Sessions go on at the others.
+void queue_replica_leave(struct queue_service *q, uint64_t group);
+// The queue has other members now: sessions of this worker look for the leader among these.
+void queue_members_changed(struct queue_service *q, const struct queue_target *t);
+// The local replica's group and owner; NULL without one.
+struct group *queue_replica_group(struct queue_service *q, uint64_t group);
+void *queue_replica_owner(struct queue_service *q, uint64_t group);
+bool queue_replica_leads(struct queue_service *q, uint64_t group);  // Leader, and ready for sessions and changes.
+// Tells of at most `max` led replicas; the next call goes on where this one stopped, round and round. Returns how many.
+uint32_t queue_leading_each(struct queue_service *q, uint32_t max, void (*each)(void *ctx, void *owner), void *ctx);
+uint32_t queue_leading_count(const struct queue_service *q);
 // What the local replica knows, for listings: false if there is none. Consumers are told one by one.
 struct queue_consumer_info {
     uint32_t node_id;

@@ -234,6 +234,9 @@ void queue_replica_lead_start(struct queue_replica *r)
     r->service->metrics.leading++;
     queue_replica_mark(r);
     queue_link_leader(r->service, r->group, r->service->config.node_id);
+    if (r->service->config.led) {
+        r->service->config.led(r->service->config.led_ctx, r->owner);
+    }
 }
 
 // Drops all that is volatile. Sessions are told where to go.

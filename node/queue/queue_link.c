@@ -190,6 +190,14 @@ void queue_link_node_lost(struct queue_service *q, uint32_t node, bool is_down)
     }
 }
 
+void queue_members_changed(struct queue_service *q, const struct queue_target *t)
+{
+    struct queue_link *l = map_get(&q->links, t->group);
+    if (l) {
+        l->target = *t;
+    }
+}
+
 void queue_link_deleted(struct queue_service *q, uint64_t group)
 {
     struct queue_link *l = map_get(&q->links, group);

@@ -122,6 +122,7 @@ struct queue_question {  // queue_info_get.
     uint64_t token;
     uint64_t deadline;
     uint64_t ask_at;
+    uint32_t asked_node;
     queue_info_fn *done;
     void *ctx;
 };
@@ -208,6 +209,7 @@ struct queue_leading {
 
 struct queue_replica {
     struct queue_service *service;
+    void *owner;
     uint64_t group;
     struct group *handle;
     struct queue_fsm fsm;

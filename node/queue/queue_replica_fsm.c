@@ -137,6 +137,7 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
     }
     struct queue_replica *r = mem_zalloc(sizeof(*r));
     r->service = q;
+    r->owner = spec->owner;
     r->group = spec->target.group;
     r->settings = spec->settings;
     r->settings.metadata_version++;  // 0 is what no record has.
@@ -192,6 +193,16 @@ static void remember_deleted(struct queue_service *q, uint64_t group)
     map_put(&q->deleted, group, q);
 }
 
+static void end(struct queue_replica *r, bool is_queue_deleted, bool is_data_deleted)
+{
+    queue_replica_lead_stop(r, 0, is_queue_deleted);
+    r->is_leader = false;
+    struct group *handle = r->handle;
+    r->handle = NULL;
+    host_group_remove(handle, is_data_deleted);
+    replica_free(r);
+}
+
 void queue_replica_remove(struct queue_service *q, uint64_t group, bool is_deleted)
 {
     struct queue_replica *r = map_get(&q->replicas, group);
@@ -199,16 +210,54 @@ void queue_replica_remove(struct queue_service *q, uint64_t group, bool is_delet
         remember_deleted(q, group);
     }
     if (r) {
-        queue_replica_lead_stop(r, 0, is_deleted);
-        r->is_leader = false;
-        struct group *handle = r->handle;
-        r->handle = NULL;
-        host_group_remove(handle, is_deleted);
-        replica_free(r);
+        end(r, is_deleted, is_deleted);
     }
     if (is_deleted) {
         queue_link_deleted(q, group);
     }
+}
+
+void queue_replica_leave(struct queue_service *q, uint64_t group)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    if (r) {
+        end(r, false, true);
+    }
+}
+
+struct group *queue_replica_group(struct queue_service *q, uint64_t group)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    return r ? r->handle : NULL;
+}
+
+void *queue_replica_owner(struct queue_service *q, uint64_t group)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    return r ? r->owner : NULL;
+}
+
+bool queue_replica_leads(struct queue_service *q, uint64_t group)
+{
+    struct queue_replica *r = map_get(&q->replicas, group);
+    return r && (r->leading || queue_replica_poll_ready(r));
+}
+
+uint32_t queue_leading_count(const struct queue_service *q)
+{
+    return (uint32_t)q->metrics.leading;
+}
+
+uint32_t queue_leading_each(struct queue_service *q, uint32_t max, void (*each)(void *ctx, void *owner), void *ctx)
+{
+    uint32_t n = 0, count = queue_leading_count(q);
+    while (n < max && n < count && !list_is_empty(&q->leading)) {
+        struct queue_leading *l = list_entry(list_pop(&q->leading), struct queue_leading, in_service);
+        list_add_tail(&q->leading, &l->in_service);
+        each(ctx, l->replica->owner);
+        n++;
+    }
+    return n;
 }
 
 // ---- listings ------------------------------------------------------------------------------------------------------

@@ -43,9 +43,11 @@ static void ask(struct queue_service *q, struct queue_question *y, uint64_t now)
         y->ask_at = now + QUEUE_RETRY_MIN_NS;
     } else if (place.local) {
         queue_replica_info(q, y->target->group, &info, NULL);
+        info.leader_node = q->config.node_id;
         answer(y, RC_OK, &info);
     } else {
         struct queue_session_id id = {.incarnation = q->config.incarnation, .counter = y->token, .node = q->config.node_id};
+        y->asked_node = place.node;
         queue_lane_end(place.lane, queue_lane_begin(place.lane, QUEUE_ITEM_INFO, y->target->group, id, 0));
     }
 }
@@ -93,6 +95,7 @@ void queue_question_item(struct queue_service *q, const struct queue_item *item)
         if (r.is_bad) {
             q->metrics.bad_items++;
         } else if (rc == RC_OK) {
+            info.leader_node = y->asked_node;  // Asked of one at a time; a late answer of another is as good.
             answer(y, RC_OK, &info);
         } else {
             y->target->leader_node = hint;

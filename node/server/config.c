@@ -81,6 +81,34 @@ static bool key_queue_type(struct node_config *c, const char *rest, const char *
     set_text(&c->default_queue_type, value);
     return true;
 }
+static bool parse_bool(const char *value, bool *out)
+{
+    *out = strcmp(value, "true") == 0;
+    return *out || strcmp(value, "false") == 0;
+}
+static bool key_reconcile(struct node_config *c, const char *rest, const char *value)
+{
+    (void)rest;
+    return parse_bool(value, &c->is_reconciling);
+}
+// Members on nodes that are gone are always removed.
+static bool key_auto_remove(struct node_config *c, const char *rest, const char *value)
+{
+    (void)c;
+    (void)rest;
+    bool ignored;
+    return parse_bool(value, &ignored);
+}
+static bool key_locator(struct node_config *c, const char *rest, const char *value)
+{
+    (void)rest;
+    static const char *const balanced[] = {"balanced", "random", "least-leaders", "min-masters"};
+    c->is_leader_balanced = false;
+    for (int i = 0; i < 4; i++) {
+        c->is_leader_balanced = c->is_leader_balanced || strcmp(value, balanced[i]) == 0;
+    }
+    return c->is_leader_balanced || strcmp(value, "client-local") == 0;
+}
 static bool key_log_level(struct node_config *c, const char *rest, const char *value)
 {
     (void)rest;
@@ -178,6 +206,12 @@ static const struct key keys[] = {
     {"handshake_timeout", KEY_U32, FIELD(handshake_timeout_ms), NULL, 100, 3600000},
     {"max_message_size", KEY_U64, FIELD(max_message_size), NULL, 1, LIMIT_MESSAGE_BYTES_MAX},
     {"quorum_queue.initial_cluster_size", KEY_U32, FIELD(quorum_initial_size), NULL, 1, LIMIT_VOTERS},
+    {"quorum_queue.continuous_membership_reconciliation.enabled", KEY_CALL, 0, key_reconcile, 0, 0},
+    {"quorum_queue.continuous_membership_reconciliation.auto_remove", KEY_CALL, 0, key_auto_remove, 0, 0},
+    {"quorum_queue.continuous_membership_reconciliation.target_group_size", KEY_U32, FIELD(reconcile_target), NULL, 1, LIMIT_VOTERS},
+    {"quorum_queue.continuous_membership_reconciliation.interval", KEY_U32, FIELD(reconcile_interval_ms), NULL, 100, 2147483647},
+    {"quorum_queue.continuous_membership_reconciliation.trigger_interval", KEY_U32, FIELD(reconcile_trigger_ms), NULL, 0, 2147483647},
+    {"queue_leader_locator", KEY_CALL, 0, key_locator, 0, 0},
     {"consumer_disconnected_timeout", KEY_U32, FIELD(consumer_disconnected_timeout_ms), NULL, 0, 86400000},
     {"log.console.level", KEY_CALL, 0, key_log_level, 0, 0},
     {"log.file.level", KEY_CALL, 0, key_log_level, 0, 0},
@@ -194,7 +228,7 @@ static const char *const ignored[] = {
     "cluster_partition_handling", "cluster_keepalive_interval", "cluster_formation", "raft.", "quorum_queue.", "stream.",
     "management.", "prometheus.", "mqtt.", "stomp.", "web_mqtt.", "web_stomp.", "log.", "auth_backends", "auth_mechanisms",
     "auth_", "default_permissions", "default_user_tags", "password_hashing_module", "load_definitions", "definitions.",
-    "queue_leader_locator", "queue_master_locator", "consumer_timeout", "collect_statistics", "statistics_interval", "mirroring",
+    "queue_master_locator", "consumer_timeout", "collect_statistics", "statistics_interval", "mirroring",
     "metadata_store", "deprecated_features", "feature_flags", "proxy_protocol", "reverse_dns_lookups", "background_gc",
     "vhost_max", "channel_max_per_node", "connection_max", "max_connections", "session_max_per_connection", "link_max_per_session",
     "distribution.", "net_ticktime", "hipe_compile", "message_interceptors", "message_store", "classic_queue", "delegate_count",
@@ -330,6 +364,8 @@ static void set_defaults(struct node_config *c)
         .handshake_timeout_ms = 10000,
         .max_message_size = LIMIT_MESSAGE_BYTES_DEFAULT,
         .quorum_initial_size = 3,
+        .reconcile_interval_ms = 3600000,
+        .reconcile_trigger_ms = 10000,
         .consumer_disconnected_timeout_ms = 60000,
         .memtable_bytes = LIMIT_MEMTABLE_BYTES,
         .wal_file_bytes = LIMIT_WAL_FILE_BYTES,

@@ -32,6 +32,9 @@ struct node_config {
     uint32_t heartbeat_s, channel_max, frame_max, handshake_timeout_ms;
     uint64_t max_message_size;
     uint32_t quorum_initial_size;
+    bool is_leader_balanced;  // queue_leader_locator
+    bool is_reconciling;      // quorum_queue.continuous_membership_reconciliation.enabled, and its other keys:
+    uint32_t reconcile_target, reconcile_interval_ms, reconcile_trigger_ms;
     uint32_t consumer_disconnected_timeout_ms;
     uint64_t memtable_bytes, wal_file_bytes;
     uint32_t wal_align;

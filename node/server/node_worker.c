@@ -85,6 +85,14 @@ static bool is_current(void *ctx)
     return metastore_is_current(w->node->metastore, w->number);
 }
 
+static void on_led(void *ctx, void *owner)
+{
+    struct node_worker *w = ctx;
+    if (w->broker) {
+        broker_queue_led(w->broker, owner);
+    }
+}
+
 static void make_amqp(struct node_worker *w)
 {
     struct node *n = w->node;
@@ -146,6 +154,8 @@ void node_worker_attach(struct node_worker *w)
         .post_ctx = n,
         .peer = peer_service,
         .consumer_disconnected_timeout_ms = n->config.consumer_disconnected_timeout_ms,
+        .led = on_led,
+        .led_ctx = w,
     };
     w->queues = queue_service_create(&q);
     atomic_store_explicit(&w->shared_queues, w->queues, memory_order_release);
@@ -158,6 +168,11 @@ void node_worker_attach(struct node_worker *w)
         .host = w->host,
         .default_queue_type = n->config.default_queue_type,
         .quorum_initial_size = n->config.quorum_initial_size,
+        .is_leader_balanced = n->config.is_leader_balanced,
+        .is_reconciling = n->config.is_reconciling,
+        .reconcile_target = n->config.reconcile_target,
+        .reconcile_interval_ms = n->config.reconcile_interval_ms,
+        .reconcile_trigger_ms = n->config.reconcile_trigger_ms,
         .worker_of = node_worker_of,
         .post = node_post,
         .recovered = node_memory,
@@ -188,8 +203,9 @@ static void drop_deleted_groups(struct node_worker *w)
         if (is_kept) {
             log_warning("group %llu belongs to no queue that this node knows; its data stays, for not every record could be read", (unsigned long long)id);
         } else {
-            log_notice("group %llu was deleted while this node was away: its data goes", (unsigned long long)id);
+            log_notice("group %llu was deleted, or left this node, while it was away: its data goes", (unsigned long long)id);
             glog_delete(r->group.log);
+            r->is_taken = true;  // The queue may get a replica here again.
         }
     }
 }
@@ -257,6 +273,7 @@ uint64_t node_worker_turn(void *ctx)
             next = earlier(next, metastore_turn(n->metastore));
         }
         queue_service_turn(w->queues);
+        next = earlier(next, broker_turn(w->broker));
         next = earlier(next, host_turn(w->host));
         next = earlier(next, queue_service_turn(w->queues));
         if (w->number == 0) {

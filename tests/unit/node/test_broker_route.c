@@ -1,36 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Routing over the projection (data-plane §1.10, §2), fed by changes as the metadata store tells them.
 // links: node/broker proto/amqp09 gen node/base
-#include "node/broker/internal.h"
-#include "proto/broker.pb-c.h"
-#include <check.h>
+#include "tests/unit/node/broker_world.h"
 #include <stdio.h>
-#include <stdlib.h>
-
-// ---- what the broker stands on, stood in for -----------------------------------------------------------------------
-
-static uint32_t replicas_started, replicas_deleted;
-
-enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_spec *spec)
-{
-    (void)q;
-    (void)spec;
-    replicas_started++;
-    return RC_OK;
-}
-void queue_replica_remove(struct queue_service *q, uint64_t group, bool is_deleted)
-{
-    (void)q;
-    (void)group;
-    replicas_deleted += is_deleted;
-}
-
-static uint32_t worker_of(void *ctx, uint64_t group)
-{
-    (void)ctx;
-    (void)group;
-    return 0;
-}
 
 // ---- fixture -----------------------------------------------------------------------------------------------------
 
@@ -46,8 +18,8 @@ static void tell(struct meta_path p, struct span payload, bool is_deleted)
 
 static void setup(void)
 {
-    struct broker_config c = {.node_id = 1, .worker_of = worker_of, .default_queue_type = "quorum"};
-    replicas_started = replicas_deleted = 0;
+    struct broker_config c = {.node_id = 1, .worker_of = world_worker_of, .post = world_post, .default_queue_type = "quorum"};
+    world = (struct world){0};
     group_now = 100;
     b = broker_create(&c);
     sub = broker_subscriber(b);
@@ -290,8 +262,8 @@ START_TEST(bindings_and_destinations_may_come_and_go_in_either_order)
     bind_args("x", "queue", "a", "", span_str(""), true);
     queue("a");
     ck_assert_str_eq(ROUTED("x", ""), "");
-    ck_assert_uint_eq(replicas_started, 2);
-    ck_assert_uint_eq(replicas_deleted, 1);
+    ck_assert_uint_eq(world.started, 2);
+    ck_assert_uint_eq(world.deleted, 1);
 }
 END_TEST
 
@@ -313,8 +285,8 @@ START_TEST(after_a_reset_what_is_not_told_again_goes_and_the_rest_stays_undistur
     sub->loaded(sub->ctx, index_now);
     ck_assert_str_eq(ROUTED("x", ""), "a");
     ck_assert_ptr_null(broker_queue_find(vhost(), span_str("b")));
-    ck_assert_uint_eq(replicas_started, 2);
-    ck_assert_uint_eq(replicas_deleted, 1);
+    ck_assert_uint_eq(world.started, 2);
+    ck_assert_uint_eq(world.deleted, 1);
 }
 END_TEST
 
@@ -326,8 +298,8 @@ START_TEST(a_queue_made_anew_under_its_name_is_another_queue)
     queue("a");
     sub->loaded(sub->ctx, index_now);
     ck_assert_uint_eq(broker_queue_find(vhost(), span_str("a"))->target.group, group_now);
-    ck_assert_uint_eq(replicas_started, 2);
-    ck_assert_uint_eq(replicas_deleted, 1);
+    ck_assert_uint_eq(world.started, 2);
+    ck_assert_uint_eq(world.deleted, 1);
 }
 END_TEST
 
@@ -385,8 +357,8 @@ START_TEST(a_queue_record_of_a_later_version_is_remembered_as_unread)
     ck_assert(!broker_has_unread(b));
     queue_of_type("later", "a-type-to-come");
     ck_assert(broker_has_unread(b));
-    ck_assert_uint_eq(replicas_started, 1);
-    ck_assert_uint_eq(replicas_deleted, 0);
+    ck_assert_uint_eq(world.started, 1);
+    ck_assert_uint_eq(world.deleted, 0);
 }
 END_TEST
 
