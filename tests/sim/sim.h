@@ -112,6 +112,11 @@ struct sim_shadow {
     struct buf terms;    // u64 each.
 };
 
+struct sim_seen {
+    uint64_t term, commit, last, durable, applied, snapshot;
+    uint8_t role;
+};
+
 struct sim_node {
     struct sim *sim;
     uint32_t id;           // 1..
@@ -143,6 +148,7 @@ struct sim_node {
     uint64_t commit_seen[SIM_GROUPS_MAX];  // In this life.
     uint64_t term_seen[SIM_GROUPS_MAX];
     bool is_leader_seen[SIM_GROUPS_MAX];
+    struct sim_seen seen[SIM_GROUPS_MAX];  // When the replica was last checked.
     bool was_corrupt;
     void *app;             // For the application.
 };
@@ -158,6 +164,11 @@ struct sim_event {
     uint32_t node;         // 0: of the world. Else dropped if the node has a newer incarnation or is down,
     uint64_t incarnation;  // put off while it is paused.
     void (*drop)(void *arg);  // Frees what arg holds if the event is dropped. May be NULL.
+};
+
+struct sim_key {
+    uint64_t at, seq;
+    uint32_t slot;
 };
 
 enum sim_group_kind { SIM_LIST, SIM_QUEUE, SIM_META };
@@ -183,8 +194,10 @@ struct sim {
     struct clock clock;
     uint64_t now;
     uint64_t seq;
-    struct sim_event *heap;
-    uint32_t heap_len, heap_cap;
+    struct sim_key *heap;
+    struct sim_event *events;
+    uint32_t *free_slots;
+    uint32_t heap_len, heap_cap, free_count;
     struct sim_faults faults;
     struct sim_counters counters;
     uint64_t trace;        // Hash of all events.
@@ -202,13 +215,15 @@ struct sim {
     char violation[512];
     struct sim_links *links;
     bool is_verbose;
+    uint64_t watched;      // Group of which more is told; 0 none.
     uint64_t wal_file_bytes, memtable_bytes;
     uint32_t wal_slice_bytes;
 };
 
 // One run. Returns true if nothing was violated; the counters are added to `total`.
-bool sim_run(uint64_t seed, const struct sim_app *app, bool is_verbose, struct sim_counters *total, uint64_t *trace,
-             char *violation, size_t violation_size);
+// Verbose: tells what happens on stderr; more of the group `watched` (0 none).
+bool sim_run(uint64_t seed, const struct sim_app *app, bool is_verbose, uint64_t watched, struct sim_counters *total,
+             uint64_t *trace, char *violation, size_t violation_size);
 
 void sim_counters_add(struct sim_counters *to, const struct sim_counters *from);
 
@@ -273,6 +288,9 @@ void sim_net_node_down(struct sim_node *n, bool is_refused);  // Refused: its ho
 void sim_net_cut(struct sim *s, uint32_t from, uint32_t to, bool is_cut);  // One way.
 bool sim_net_is_cut(const struct sim *s, uint32_t from, uint32_t to);
 void sim_net_heal(struct sim *s);
+
+// sim_peek.c
+bool sim_peek_changed(const struct replica *r, struct sim_seen *seen);
 
 // sim_check.c
 void sim_check_node(struct sim_node *n);                      // After each event that touched it.

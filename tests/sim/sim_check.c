@@ -7,6 +7,7 @@
 // engine claims more durable than is on its disk; every machine applies the same history; what a leader commits is durable
 // on a majority of the voters of its configuration at that moment, and nothing else is applied or told to a client; a restart
 // finds everything that was durable, or says that it does not: then that replica never leads, votes or counts again (law 2).
+#include "consensus/host/host_core.h"
 #include "consensus/store/core.h"
 #include "tests/sim/sim.h"
 #include <assert.h>
@@ -168,9 +169,30 @@ void sim_check_submitted(struct sim_node *n, struct wal_submission *w)
     each_record(n, w, note_cut);
 }
 
+// What has become of the group that is watched, for the story of a violation.
+static void tell_shadow(struct sim_node *n, const struct sim_shadow *was, uint32_t slot)
+{
+    const struct sim_shadow *x = &n->shadows[slot];
+    const unsigned long long id = n->sim->groups[slot].id;
+    if (x->hard.term != was->hard.term || x->hard.vote != was->hard.vote) {
+        sim_log(n->sim, "node %u: group %llu: on disk is term %llu, vote for %llu", n->id, id, (unsigned long long)x->hard.term,
+                (unsigned long long)x->hard.vote);
+    }
+    if (x->last < was->last || x->terms_base != was->terms_base || shadow_term(x, x->last) != shadow_term(x, was->last)) {
+        sim_log(n->sim, "node %u: group %llu: on disk up to %llu (term %llu), was %llu, snapshot %llu", n->id, id,
+                (unsigned long long)x->last, (unsigned long long)shadow_term(x, x->last), (unsigned long long)was->last,
+                (unsigned long long)x->snapshot);
+    }
+}
+
 void sim_check_durable(struct sim_node *n, struct wal_submission *w)
 {
+    const uint32_t watched = n->sim->watched ? sim_group_slot(n->sim, n->sim->watched) : UINT32_MAX;
+    const struct sim_shadow was = watched == UINT32_MAX ? (struct sim_shadow){0} : n->shadows[watched];
     each_record(n, w, shadow_record);
+    if (watched != UINT32_MAX) {
+        tell_shadow(n, &was, watched);
+    }
     size_t kept = 0;
     for (size_t at = 0; at < n->pending_cuts.len; at += sizeof(struct cut)) {
         struct cut c;
@@ -362,6 +384,10 @@ static void check_commit(struct sim_node *n, uint32_t slot, const struct consens
         sim_violation(s, "node %u group %llu: entry %llu of term %llu is committed, on disk at %u of %u voters", n->id,
                       (unsigned long long)g->id, (unsigned long long)st->commit, (unsigned long long)st->term, safe, voters);
     }
+    if (s->watched == g->id) {
+        sim_log(s, "node %u: group %llu: commits up to %llu in term %llu, on disk at %u of %u voters", n->id,
+                (unsigned long long)g->id, (unsigned long long)st->commit, (unsigned long long)st->term, safe, voters);
+    }
     g->proven = st->commit;
     g->proven_term = st->term;
 }
@@ -373,7 +399,7 @@ void sim_check_node(struct sim_node *n)
         return;
     }
     for (uint32_t i = 0; i < s->groups_count; i++) {
-        if (n->groups[i] == NULL) {
+        if (n->groups[i] == NULL || (s->groups[i].initial.count > 1 && !sim_peek_changed(n->groups[i]->replica, &n->seen[i]))) {
             continue;
         }
         struct consensus_status st;
@@ -412,6 +438,12 @@ void sim_check_node(struct sim_node *n)
                           n->id, (unsigned long long)s->groups[i].id, wrong, (unsigned long long)st.term,
                           (unsigned long long)st.last, (unsigned long long)st.durable, (unsigned long long)on_disk,
                           (unsigned long long)st.commit, (unsigned long long)st.applied, (unsigned long long)st.snapshot);
+        }
+        if (s->watched == s->groups[i].id && (st.term != n->term_seen[i] || (st.role == ROLE_LEADER) != n->is_leader_seen[i])) {
+            static const char *const roles[] = {"follower", "asks for pre-votes", "candidate", "leader"};
+            sim_log(s, "node %u: group %llu: %s in term %llu, last %llu, durable %llu, commit %llu", n->id,
+                    (unsigned long long)s->groups[i].id, roles[st.role], (unsigned long long)st.term, (unsigned long long)st.last,
+                    (unsigned long long)st.durable, (unsigned long long)st.commit);
         }
         n->term_seen[i] = st.term;
         n->commit_seen[i] = st.commit;

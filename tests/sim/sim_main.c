@@ -1,19 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs the simulator over many seeds on all cores, or one again.
-//   sim [--seeds N] [--first S] [--jobs J]      seeds S .. S + N - 1
-//   sim --seed S [--verbose]                    one seed, with the hash of its trace
+//   sim [--seeds N] [--first S] [--jobs J] [--terse]   seeds S .. S + N - 1; terse: no events of those that fail
+//   sim --seed S [--verbose]                           one seed, with the hash of its trace
 // The last line of output is JSON. Exit status 1 if anything was violated.
 #include "node/base/log.h"
 #include "tests/sim/sim_apps.h"
+#include "tests/sim/sim_story.h"
+#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 struct report {
     uint64_t seeds;
+    uint64_t cost_ns;  // Of a core; of one seed.
     struct sim_counters counters;
 };
+
+static bool is_telling = true;  // The events that led to a violation.
+
+enum {
+    SEED_S_MAX = 60,     // Real seconds: a seed takes some ten milliseconds of a core, of which there may be little.
+    STORIES_MAX = 2,     // Seeds whose events are told, per process: each is run again for it.
+    BATCH = 8,
+};
+
+// How far the process that runs a batch has come. In memory shared with its parent, for it may end in an assertion.
+struct progress {
+    uint64_t done;
+    uint64_t failed;  // Of the last batch: seed, 0 none.
+    char violation[512];
+};
+static struct progress *progress;
 
 static volatile uint64_t seed_now;
 
@@ -52,110 +73,158 @@ static void print_report(const struct report *r, const uint64_t *trace)
     printf("}\n");
 }
 
-static bool run_seed(uint64_t seed, bool is_verbose, struct report *r, uint64_t *trace)
-{
-    char violation[512];
-    seed_now = seed;
-    alarm(30);  // Real seconds: a seed takes some ten milliseconds.
-    r->seeds++;
-    if (sim_run(seed, &sim_full_app, is_verbose, &r->counters, trace, violation, sizeof(violation))) {
-        return true;
-    }
-    printf("seed %llu: %s\n  run it again: make sim SEED=%llu\n", (unsigned long long)seed, violation,
-           (unsigned long long)seed);
-    fflush(stdout);
-    return false;
-}
-
 static void add(struct report *to, const struct report *r)
 {
     to->seeds += r->seeds;
     sim_counters_add(&to->counters, &r->counters);
 }
 
-// A few seeds in a process of their own, so that an assertion costs no more than those, and no memory piles up.
-static void run_batch(uint64_t first, uint64_t seeds, uint64_t step, struct report *total)
+static uint64_t cpu_ns(void)
 {
-    int fds[2];
-    if (pipe(fds) != 0) {
-        perror("pipe");
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static bool run_seed(uint64_t seed, bool is_verbose, uint64_t watched, struct report *r, uint64_t *trace)
+{
+    char violation[512];
+    seed_now = seed;
+    alarm(SEED_S_MAX);
+    r->seeds++;
+    const uint64_t start = cpu_ns();
+    const bool is_ok = sim_run(seed, &sim_full_app, is_verbose, watched, &r->counters, trace, violation, sizeof(violation));
+    r->cost_ns = cpu_ns() - start;
+    if (!is_ok) {
+        printf("seed %llu: %s\n", (unsigned long long)seed, violation);
+        fflush(stdout);
+    }
+    if (!is_ok && progress && progress->failed == 0) {
+        memcpy(progress->violation, violation, sizeof(violation));
+        progress->failed = seed;
+    }
+    return is_ok;
+}
+
+static void run_telling(uint64_t seed, uint64_t watched)
+{
+    struct report r = {0};
+    uint64_t trace;
+    log_set_sink(NULL, NULL);
+    (void)run_seed(seed, true, watched, &r, &trace);
+}
+
+static void send_report(int fd, const struct report *r)
+{
+    if (write(fd, r, sizeof(*r)) != (ssize_t)sizeof(*r)) {
         _exit(2);
     }
+}
+
+// A few seeds in a process of their own, so that an assertion costs no more than those, and no memory piles up. Reports go
+// down the pipe, which all share (a report is written whole).
+static void run_batch(uint64_t first, uint64_t seeds, uint64_t step, int fd)
+{
+    static uint32_t stories;
+    *progress = (struct progress){0};
     const pid_t pid = fork();
     if (pid == 0) {
         for (uint64_t i = 0; i < seeds; i++) {
             struct report r = {0};
             uint64_t trace;
-            (void)run_seed(first + i * step, false, &r, &trace);
-            if (write(fds[1], &r, sizeof(r)) != (ssize_t)sizeof(r)) {
-                _exit(2);
-            }
+            (void)run_seed(first + i * step, false, 0, &r, &trace);
+            send_report(fd, &r);
+            progress->done++;
         }
         _exit(0);
     }
-    close(fds[1]);
-    struct report r;
-    while (read(fds[0], &r, sizeof(r)) == (ssize_t)sizeof(r)) {
-        add(total, &r);
-    }
-    close(fds[0]);
     int status = 0;
     if (pid < 0 || waitpid(pid, &status, 0) != pid || status != 0) {
-        total->seeds++;
-        total->counters.violations++;
+        if (progress->failed == 0) {
+            progress->failed = first + progress->done * step;
+        }
+        const struct report r = {.seeds = 1, .counters.violations = 1};
+        send_report(fd, &r);
+        progress->done++;
+    }
+    if (progress->failed != 0 && is_telling && stories++ < STORIES_MAX) {
+        sim_story_print(progress->failed, progress->violation, run_telling);
     }
 }
 
-enum { BATCH = 8 };
-
-// Every `jobs`-th seed from first + job on; the report goes up the pipe.
+// Every `jobs`-th seed from first + job on.
 static void run_share(uint64_t first, uint64_t seeds, uint64_t job, uint64_t jobs, int fd)
 {
-    struct report total = {0};
     uint64_t done = 0;
     const uint64_t mine = seeds / jobs + (job < seeds % jobs);
-    while (done < mine) {
-        const uint64_t before = total.seeds;
-        run_batch(first + job + done * jobs, mine - done < BATCH ? mine - done : BATCH, jobs, &total);
-        done += total.seeds - before;
+    progress = mmap(NULL, sizeof(*progress), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (progress == MAP_FAILED) {
+        _exit(2);
     }
-    const ssize_t n = write(fd, &total, sizeof(total));
-    _exit(n == (ssize_t)sizeof(total) ? 0 : 2);
+    while (done < mine) {
+        run_batch(first + job + done * jobs, mine - done < BATCH ? mine - done : BATCH, jobs, fd);
+        done += progress->done;
+    }
+    _exit(0);
+}
+
+static int compare_costs(const void *a, const void *b)
+{
+    const uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void print_costs(uint64_t *costs, uint64_t count)
+{
+    if (count == 0) {
+        return;
+    }
+    uint64_t sum = 0;
+    for (uint64_t i = 0; i < count; i++) {
+        sum += costs[i];
+    }
+    qsort(costs, count, sizeof(*costs), compare_costs);
+    const double ms = 1e6;
+    printf("a seed costs %.0f ms of a core at the median, %.0f on average, 90 %%: %.0f, 99 %%: %.0f, at most %.0f\n",
+           (double)costs[count / 2] / ms, (double)sum / (double)count / ms, (double)costs[count * 9 / 10] / ms,
+           (double)costs[count * 99 / 100] / ms, (double)costs[count - 1] / ms);
 }
 
 static int run_many(uint64_t first, uint64_t seeds, uint64_t jobs)
 {
-    struct report total = {0};
-    int fds[256][2];
-    uint64_t lost = 0;
+    struct report total = {0}, r;
+    int fds[2];
+    if (pipe(fds) != 0) {
+        perror("pipe");
+        return 2;
+    }
     for (uint64_t j = 0; j < jobs; j++) {
-        if (pipe(fds[j]) != 0) {
-            perror("pipe");
-            return 2;
-        }
         const pid_t pid = fork();
         if (pid < 0) {
             perror("fork");
             return 2;
         }
         if (pid == 0) {
-            close(fds[j][0]);
-            run_share(first, seeds, j, jobs, fds[j][1]);
+            close(fds[0]);
+            run_share(first, seeds, j, jobs, fds[1]);
         }
-        close(fds[j][1]);
     }
-    for (uint64_t j = 0; j < jobs; j++) {
-        struct report r;
-        if (read(fds[j][0], &r, sizeof(r)) == (ssize_t)sizeof(r)) {
-            add(&total, &r);
-        } else {
-            lost++;
+    close(fds[1]);
+    uint64_t *costs = mem_alloc((seeds + 1) * sizeof(*costs));
+    while (read(fds[0], &r, sizeof(r)) == (ssize_t)sizeof(r)) {
+        if (total.seeds < seeds) {
+            costs[total.seeds] = r.cost_ns;
         }
-        close(fds[j][0]);
+        add(&total, &r);
     }
     while (wait(NULL) > 0) {
     }
-    total.counters.violations += lost;
+    print_costs(costs, total.seeds < seeds ? total.seeds : seeds);
+    free(costs);
+    if (total.seeds < seeds) {
+        printf("%llu seeds did not run\n", (unsigned long long)(seeds - total.seeds));
+        total.counters.violations++;
+    }
     print_report(&total, NULL);
     return total.counters.violations == 0 ? 0 : 1;
 }
@@ -170,6 +239,10 @@ int main(int argc, char **argv)
             is_verbose = true;
             continue;
         }
+        if (strcmp(argv[i], "--terse") == 0) {
+            is_telling = false;
+            continue;
+        }
         if (strcmp(argv[i], "--seeds") == 0) {
             seeds = strtoull(value, NULL, 10);
         } else if (strcmp(argv[i], "--first") == 0) {
@@ -180,7 +253,7 @@ int main(int argc, char **argv)
         } else if (strcmp(argv[i], "--jobs") == 0) {
             jobs = strtoull(value, NULL, 10);
         } else {
-            fprintf(stderr, "usage: sim [--seeds N] [--first S] [--jobs J] | --seed S [--verbose]\n");
+            fprintf(stderr, "usage: sim [--seeds N] [--first S] [--jobs J] [--terse] | --seed S [--verbose]\n");
             return 2;
         }
         i++;
@@ -191,12 +264,18 @@ int main(int argc, char **argv)
     signal(SIGABRT, on_abort);
     signal(SIGSEGV, on_abort);
     signal(SIGALRM, on_abort);
+    // Keeps what it got: a seed allocates and frees some megabytes over and over.
+    (void)mallopt(M_MMAP_THRESHOLD, 64 << 20);
+    (void)mallopt(M_TRIM_THRESHOLD, 256 << 20);
     jobs = jobs < 1 ? 1 : jobs > 256 ? 256 : jobs;
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (is_one) {
         struct report r = {0};
         uint64_t trace = 0;
-        const bool is_ok = run_seed(seed, is_verbose, &r, &trace);
+        const bool is_ok = run_seed(seed, is_verbose, 0, &r, &trace);
+        if (!is_ok && !is_verbose) {
+            printf("  what happened: make sim SEED=%llu V=1\n", (unsigned long long)seed);
+        }
         print_report(&r, &trace);
         return is_ok ? 0 : 1;
     }

@@ -69,6 +69,13 @@ static struct meta_state *meta_state(const struct sim *s)
 
 // ---- a small tree --------------------------------------------------------------------------------------------------------
 
+static void copy_all(struct tree_copy *to, const struct tree_copy *from)
+{
+    memcpy(to->nodes, from->nodes, from->count * sizeof(from->nodes[0]));
+    to->count = from->count;
+    to->hash = from->hash;
+}
+
 static uint64_t node_hash(const struct model_node *n)
 {
     return hash_u64(hash_bytes(span_of((const uint8_t *)n->path, strlen(n->path))) ^
@@ -248,7 +255,7 @@ static void model_command(struct meta_state *x, const struct entry *e)
     if (map_get(&x->outcomes, key)) {
         return;  // A repeat.
     }
-    x->undo = x->model;
+    copy_all(&x->undo, &x->model);
     const uint64_t number = x->next_number;
     struct outcome *out = mem_zalloc(sizeof(*out));
     out->index = e->index;
@@ -259,7 +266,7 @@ static void model_command(struct meta_state *x, const struct entry *e)
         out->failed_op = out->rc == RC_OK ? 0 : i;
     }
     if (out->rc != RC_OK) {
-        x->model = x->undo;
+        copy_all(&x->model, &x->undo);
         x->next_number = number;
     }
     map_put(&x->outcomes, key, out);

@@ -12,6 +12,8 @@
 #include <assert.h>
 #include <stdlib.h>
 
+enum { FRAME_HEAD_RESERVE = 64 };
+
 struct sim_lane {
     uint64_t epoch;      // Raised when it breaks or is made anew: older frames are lost.
     bool is_connected;
@@ -156,6 +158,7 @@ static enum rc net_send(struct net *base, uint32_t node, enum net_lane lane, enu
     for (int i = 0; i < raw_count; i++) {
         raw_len += raw[i].iov_len;
     }
+    buf_reserve(&p->bytes, FRAME_HEAD_RESERVE + envelope.len + raw_len);
     frame_encode_head(&p->bytes, type, raw_crc ? FRAME_RAW_CRC : 0, envelope, raw_len);
     const size_t at = p->bytes.len;
     for (int i = 0; i < raw_count; i++) {
@@ -300,8 +303,9 @@ static void review(struct sim *s, uint32_t a, uint32_t b)
         if (!l->is_known || l->verdict != NODE_ALIVE || is_new || !is_whole) {
             sim_at(s, sim_range(s, 2 * SIM_MS, 60 * SIM_MS), verdict_up, l, l->generation);
         }
-    } else if (l->is_known && (l->verdict == NODE_ALIVE || (node_of(s, b)->is_gone && l->verdict != NODE_DEAD))) {
-        // Who answers in the place of a wiped node is another one (decision 7).
+    } else if ((l->is_known && l->verdict == NODE_ALIVE) || (node_of(s, b)->is_gone && !(l->is_known && l->verdict == NODE_DEAD))) {
+        // Who answers in the place of a wiped node is another one (decision 7); also to those who never met it.
+        l->incarnation_seen = l->incarnation_seen ? l->incarnation_seen : node_of(s, b)->incarnation;
         l->is_refused = !node_of(s, b)->is_up && (l->is_refused || node_of(s, b)->is_gone) && !l->is_cut;
         const uint64_t delay = l->is_refused ? sim_range(s, SIM_MS, 20 * SIM_MS) : sim_range(s, SIM_S, 200 * SIM_MS);
         sim_at(s, delay, verdict_down, l, l->generation);

@@ -350,6 +350,7 @@ void sim_node_drop_group(struct sim_node *n, uint32_t slot)
     n->groups[slot] = NULL;
     n->commit_seen[slot] = n->term_seen[slot] = 0;
     n->is_leader_seen[slot] = false;
+    n->seen[slot] = (struct sim_seen){0};
     sim_node_wake(n, 0);
 }
 
@@ -382,6 +383,7 @@ void sim_node_start(struct sim_node *n)
     memset(n->commit_seen, 0, sizeof(n->commit_seen));
     memset(n->term_seen, 0, sizeof(n->term_seen));
     memset(n->is_leader_seen, 0, sizeof(n->is_leader_seen));
+    memset(n->seen, 0, sizeof(n->seen));
     memset(n->groups, 0, sizeof(n->groups));
     memset(n->machines, 0, sizeof(n->machines));
     n->vouched_seq = n->vouched_offset = 0;
