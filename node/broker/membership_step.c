@@ -353,7 +353,7 @@ static enum step request_remove(struct change *c, struct group *g, const struct 
     }
     const struct member *in = config_find(s->config, m->replica_id);
     if (s->config->count == 1 || (in->is_voter && config_voters(s->config) == 1)) {
-        change_answer(c, RC_INVALID, "last_node: a queue's last member cannot be removed");
+        change_answer(c, RC_INVALID, "last_node");
         return STEP_NOTHING;
     }
     if (in->is_voter && !can_remove(b, s->config, m->replica_id)) {

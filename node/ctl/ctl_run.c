@@ -70,8 +70,17 @@ static const struct verb verbs[] = {
 
 // ---- answers -----------------------------------------------------------------------------------------------------
 
+void request_banner(struct ctl_request *r, const char *banner)
+{
+    json_decref(r->banner);
+    r->banner = json_string(banner);
+}
+
 void ctl_answer(struct ctl_request *r, json_t *answer)
 {
+    if (r->banner) {
+        json_object_set_new(answer, "banner", r->banner);
+    }
     r->done(r->ctx, answer);
     json_decref(r->request);
     json_decref(r->rows);

@@ -34,6 +34,7 @@ struct ctl_request {
     void *ctx;
     // For verbs that gather from several sources:
     json_t *rows;
+    json_t *banner;  // NULL: the answer has its own, or none.
     uint32_t waiting;
     bool is_collecting;
     uint64_t deadline_ns;
@@ -42,6 +43,8 @@ struct ctl_request {
 const char *request_arg(struct ctl_request *r, size_t i);  // NULL if absent.
 const char *request_option(struct ctl_request *r, const char *name, const char *otherwise);
 struct broker_vhost *request_vhost(struct ctl_request *r);  // NULL: answered.
+
+void request_banner(struct ctl_request *r, const char *banner);  // Printed before what the request ends with.
 
 // Each ends the request. Exit codes: operator-plane §1.2.
 void ctl_answer(struct ctl_request *r, json_t *answer);  // Takes.

@@ -30,7 +30,7 @@ static const struct broker_node *request_node(struct ctl_request *r, size_t i, b
     if (!n) {
         ctl_error(r, EXIT_USAGE, "Error: node %s is not a member of the cluster", name);
     } else if (must_run && !host_node_is_alive(r->ctl->config.host, n->node_id)) {
-        ctl_error(r, EXIT_UNAVAILABLE, "node %s is not running", name);
+        ctl_error(r, EXIT_USAGE, "Error: node %s is not running", name);
         n = NULL;
     }
     return n;
@@ -51,6 +51,10 @@ static void change_one(struct ctl_request *r, bool is_removal)
     struct broker_vhost *v = request_vhost(r);
     const struct broker_queue *q = v ? broker_queue_find(v, span_str(request_arg(r, 0))) : NULL;
     struct broker_member_change what = {.is_removal = is_removal};
+    char banner[700];
+    snprintf(banner, sizeof(banner), is_removal ? "Removing a replica of queue %s on node %s..." : "Adding a member for queue %s on node %s...", request_arg(r, 0),
+             request_arg(r, 1));
+    request_banner(r, banner);
     if (!v || (!is_removal && !parse_how(r, &what.how))) {
         return;
     }
@@ -195,9 +199,9 @@ static void sweep_end(struct sweep *s)
     }
     char banner[400];
     if (s->what.is_removal) {
-        snprintf(banner, sizeof(banner), "Shrinking quorum queues on %s...", request_arg(s->request, 0));
+        snprintf(banner, sizeof(banner), "Shrinking queues on %s...", request_arg(s->request, 0));
     } else {
-        snprintf(banner, sizeof(banner), "Growing %s quorum queues on %s...", request_arg(s->request, 1), request_arg(s->request, 0));
+        snprintf(banner, sizeof(banner), "Growing %s queues on %s...", request_arg(s->request, 1), request_arg(s->request, 0));
     }
     ctl_list(s->request, banner, json_pack("[s, s, s, s]", "vhost", "name", "size", "result"), rows);
     free(s->items);
@@ -215,7 +219,7 @@ static void on_swept(void *ctx, enum rc rc, const char *text)
     const bool ok = rc == RC_OK || rc == RC_EXISTS;
     const int by = ok ? s->what.is_removal ? -1 : 1 : 0;
     char result[300];
-    snprintf(result, sizeof(result), ok ? "ok" : "error: %s", text);
+    snprintf(result, sizeof(result), ok ? "ok" : "error: %s", rc == RC_INVALID ? "the last node cannot be removed" : text);
     if (!ok || !s->only_errors) {
         s->rows[c->at] = json_pack("[o, o, i, s]", json_span(span_str(item->vhost)), json_span(span_str(item->name)), (int)item->size + by, result);
     }
@@ -268,7 +272,7 @@ void verb_grow(struct ctl_request *r)
     const char *strategy = request_arg(r, 1);
     struct broker_member_change what = {0};
     if (strcmp(strategy, "all") != 0 && strcmp(strategy, "even") != 0) {
-        ctl_error(r, EXIT_USAGE, "Error (argument validation): strategy '%s' is not recognised.", strategy);
+        ctl_error(r, EXIT_USAGE, "Error (argument validation): \"strategy '%s' is not recognised.\"", strategy);
         return;
     }
     if (!parse_how(r, &what.how)) {

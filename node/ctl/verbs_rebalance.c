@@ -122,13 +122,20 @@ static struct node_count *node_of(struct rebalance *b, uint32_t node_id)
 
 static void end(struct rebalance *b)
 {
-    json_t *rows = json_array();
+    json_t *rows = json_array(), *value = json_array();
     for (uint32_t i = 0; i < b->nodes_count; i++) {
-        json_array_append_new(rows, json_pack("[s, i, i, i]", node_name_of(b->ctl, b->nodes[i].node_id), (int)b->nodes[i].leads, 0, 0));
+        if (b->nodes[i].leads > 0) {
+            const char *name = node_name_of(b->ctl, b->nodes[i].node_id);
+            json_array_append_new(rows, json_pack("[s, i]", name, (int)b->nodes[i].leads));
+            json_array_append_new(value, json_pack("{s:s, s:i}", "Node name", name, "Number of quorum queues", (int)b->nodes[i].leads));
+        }
     }
     b->ctl->is_rebalancing = false;
-    ctl_list(b->request, "Rebalancing queues ...",
-             json_pack("[s, s, s, s]", "Node name", "Number of quorum queues", "Number of streams", "Number of replicated classic queues"), rows);
+    char banner[100];
+    snprintf(banner, sizeof(banner), "Re-balancing leaders of %s queues...", request_arg(b->request, 0));
+    json_t *columns = json_pack("[s, s]", "Node name", "Number of quorum queues");
+    ctl_answer(b->request, json_pack("{s:i, s:s, s:o, s:o, s:{s:s, s:o, s:s}}", "exit", EXIT_OK, "banner", banner, "columns", columns, "rows", rows,
+                                     "object", "node", b->ctl->config.node_name, "value", value, "result", "ok"));
     map_deinit(&b->by_group);
     free(b->items);
     free(b->nodes);
@@ -358,8 +365,8 @@ void verb_rebalance(struct ctl_request *r)
 {
     struct ctl *c = r->ctl;
     const char *type = request_arg(r, 0);
-    if (strcmp(type, "all") != 0 && strcmp(type, "quorum") != 0 && strcmp(type, "stream") != 0 && strcmp(type, "classic") != 0) {
-        ctl_error(r, EXIT_USAGE, "Error (argument validation): type %s is not supported. Try one of all, classic, quorum, stream.", type);
+    if (strcmp(type, "all") != 0 && strcmp(type, "quorum") != 0 && strcmp(type, "stream") != 0) {
+        ctl_error(r, EXIT_UNAVAILABLE, "type %s is not supported. Try one of all, quorum, stream.", type);
         return;
     }
     struct consensus_status s;

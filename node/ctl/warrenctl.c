@@ -395,6 +395,10 @@ static int print_answer(struct options *o, json_t *answer)
     int code = (int)json_integer_value(json_object_get(answer, "exit"));
     const char *error = json_string_value(json_object_get(answer, "error"));
     bool is_json = strcmp(o->formatter, "json") == 0;
+    json_t *banner = json_object_get(answer, "banner"), *rows = json_object_get(answer, "rows");
+    if (banner && !rows && !o->is_quiet && strcmp(o->formatter, "table") == 0) {
+        puts(json_string_value(banner));
+    }
     if (error) {
         if (is_json) {
             char *text = json_dumps(json_object_get(answer, "error"), JSON_ENCODE_ANY);
@@ -417,6 +421,7 @@ static int print_answer(struct options *o, json_t *answer)
         print_object(object, 0);
     } else if (is_json) {
         json_object_del(answer, "exit");
+        json_object_del(answer, "banner");
         char *text = json_dumps(answer, JSON_COMPACT);
         puts(text);
         free(text);

@@ -221,6 +221,7 @@ void queue_replica_leave(struct queue_service *q, uint64_t group)
 {
     struct queue_replica *r = map_get(&q->replicas, group);
     if (r) {
+        log_info("queue group %llu left this node: its data here goes", (unsigned long long)group);
         end(r, false, true);
     }
 }
