@@ -13,6 +13,8 @@
 // RECORD_TRUNCATE with this flag: a snapshot up to index - 1 was installed; the log before it is void as a
 // whole.
 #define RECORD_FLAG_INSTALLED 1u
+// RECORD_HARD_STATE with this flag: damage was found, the replica has lost its memory.
+#define RECORD_FLAG_LOST 1u
 // RECORD_SNAPSHOT with this flag: part of the header (config, live set), not of the machine's state.
 #define RECORD_FLAG_HEADER 1u
 
@@ -33,13 +35,15 @@ struct snapshot {
     uint8_t *config;  // config_encode; behind the ranges in the same allocation.
     struct live_range live[];
 };
-// `live`: struct live_range one after another. Counts a reference to `segment`.
+// `live`: struct live_range one after another. snapshot_place comes next.
 struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config,
                                  struct span live);
 void snapshot_config(const struct snapshot *s, struct config *out);
 bool snapshot_is_live(const struct snapshot *s, uint64_t index);
 // Number of live indexes in first..last.
 uint64_t snapshot_live_between(const struct snapshot *s, uint64_t first, uint64_t last);
+// Says where the chunks lie: counts a reference to the segment, and their bytes.
+void snapshot_place(struct snapshot *s, struct segment *segment, uint64_t position, uint64_t bytes, uint32_t chunks);
 // First live range with last >= index; live_count if none.
 uint32_t snapshot_live_find(const struct snapshot *s, uint64_t index);
 
@@ -61,6 +65,7 @@ void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, u
 // ---- a group's log ------------------------------------------------------------------------------
 
 struct receive;  // snapshot_transfer.c
+struct compaction;  // compact.h
 
 // Owner thread: the worker's. The window holds references to what is not yet in segments: a ring over
 // window_first .. window_first + window_count - 1, whose end is `last` unless it is empty. Indexes at or
@@ -81,6 +86,8 @@ struct glog {
     uint32_t runs_cap;
     uint32_t epoch;              // New at every cut; what was planned before one is looked at again.
     struct run *runs;            // Ascending and disjoint.
+    uint64_t runs_bytes;         // Of the live entries in `runs` (run_live_bytes),
+    uint64_t runs_live;          // and their number.
     uint64_t bytes_appended;     // Since the start.
     uint64_t bytes_at_snapshot;  // Value of bytes_appended when the current snapshot's state was frozen.
     uint64_t harvest_cut;        // Lowest index truncated since the harvest in progress was planned.
@@ -118,6 +125,16 @@ void glog_window_push(struct glog *g, uint64_t ref);
 void glog_window_drop(struct glog *g, uint64_t first, uint64_t last);
 void glog_window_trim(struct glog *g);
 void glog_add_run(struct glog *g, const struct run *run);  // Takes run->segment's reference.
+uint32_t glog_runs_find(const struct glog *g, uint64_t index);  // First run whose last >= index; runs_count if none.
+// Puts `count` runs (whose references it takes) in the place of run number `at`.
+void glog_replace_run(struct glog *g, uint32_t at, const struct run *runs, uint32_t count);
+// Entries of a run that still count: the live ones at or below the snapshot, and all above it.
+uint64_t glog_live_in(const struct glog *g, const struct run *r);
+// A record that the group needs does not check (`rc`): from now on its replica has lost its memory (law 2), over restarts too.
+// Tells hooks.damaged, once.
+void glog_damaged(struct glog *g, enum rc rc, const char *what);
+// The same for a result of a read: RC_CORRUPT, RC_IO and RC_NO_FILE are damage. The group may be gone.
+void store_read_failed(struct store_worker *w, uint64_t group, enum rc rc, const char *what);
 // The one way in which anything leaves the log's end (P12): drops all indexes >= from, also live ones, from
 // every structure. The caller sets `last`.
 void glog_cut(struct glog *g, uint64_t from);
@@ -161,6 +178,19 @@ enum {
     KEPT_BYTES_MAX = 256 << 20,
 };
 
+// Merging of segments (compact.c). Owner thread: the worker's, but for `shared_is_due`.
+struct compacting {
+    struct compaction *job;       // In progress, or NULL.
+    _Atomic bool shared_is_due;   // Relaxed: some segment lost live bytes or is new; have a look.
+    uint32_t fan_in;              // Small segments of about one size that are merged.
+    uint64_t look_at;             // Not before.
+    uint64_t rate;                // Bytes per second now.
+    uint64_t watched, watched_at; // A submission on its way to the WAL, and since when.
+    uint64_t finished;            // Compactions that replaced something.
+    uint64_t copied_bytes;        // By them, tables included.
+    uint64_t latency_quiet, latency_busy;  // Of the WAL, averaged, without and with a slice being written.
+};
+
 // Owner thread: the worker's, but for `cold` (jobs).
 struct store_worker {
     struct store *store;
@@ -169,6 +199,7 @@ struct store_worker {
     struct store_hooks hooks;
     struct arena arena;
     struct map groups;        // u64 -> struct glog.
+    uint32_t groups_in_segments;  // Those with runs.
     uint32_t epochs;          // Last one given to a glog.
     struct list active;       // struct glog.active
     struct list submissions;  // All of them.
@@ -186,6 +217,7 @@ struct store_worker {
     struct harvest *harvest;     // In progress, or NULL.
     bool is_harvest_blocked;     // The disk was full: tried again when the next file is closed.
     struct map snapshot_wanted;  // u64 -> struct glog.
+    struct compacting compacting;
     struct list leaving;  // struct leaving (harvest.c): files whose content is elsewhere, on their way out.
     struct list doomed;   // struct segment without users: deleted once everything before is durable.
 };
@@ -198,6 +230,13 @@ static inline bool glog_goes_large(const struct glog *g, uint64_t size)
 
 // Lets go of a segment. The last one to do so has the file deleted.
 void segment_release(struct store_worker *w, struct segment *s);
+// The segment that was sealed with `written` (`bytes` long; 0: nothing was written), with the caller's reference.
+struct segment *segment_create(struct store_worker *w, const struct segment_writer *written, uint64_t bytes);
+// Lists it in the store. Recovery.
+void segment_list(struct store *s, struct segment *segment, uint32_t home);
+// Live bytes of a segment changed by this much.
+void segment_live_add(struct segment *s, uint64_t bytes);
+void segment_live_sub(struct store_worker *w, struct segment *s, uint64_t bytes);
 static inline void segment_hold(struct segment *s)
 {
     atomic_fetch_add_explicit(&s->shared_refs, 1, memory_order_relaxed);
@@ -222,9 +261,11 @@ struct store {
     bool is_closing;
     uint64_t *recovered_files;  // WAL files met at recovery, ascending: retired by and by.
     uint32_t recovered_count;
-    // Once per WAL file and worker, never on the data path.
+    // Once per WAL file and worker, and per segment made, looked at or deleted; never on the data path.
     pthread_mutex_t mutex;
     struct list rounds;        // Under mutex.
+    struct list segments;      // struct segment.all, under mutex.
+    uint32_t segments_count;   // Under mutex.
     uint64_t checkpoint_seq;   // Under mutex: the newest.
     uint64_t retired_through;  // Under mutex: the highest WAL file whose retirement was told.
 };
@@ -238,6 +279,22 @@ struct store_worker *store_worker_of(struct store *s, uint64_t group);
 // harvest.c
 void harvest_pump(
     struct store_worker *w);  // Starts what is due: at the end of a turn and when something came back.
+
+// compact.c
+void compaction_init(struct store_worker *w);
+void compaction_due(struct store *s);  // Every worker has a look when it next can.
+
+// copy.c: on the cold thread.
+// Copies one verified record from a file to a segment under construction. A large one goes in pieces: the cold thread must
+// not hold another message of any size in memory. *read_rc: what is wrong with the source, if anything; then nothing was
+// written that counts. Returns what is wrong with the target.
+MUST_USE enum rc copy_entry(struct segment_writer *to, struct cold *cold, struct cold_file from, uint64_t position,
+                            uint64_t group, uint64_t index, bool is_committed, enum rc *read_rc);
+uint64_t copy_slice_bytes(const struct store *s);  // Written between two syncs.
+static inline bool rc_is_damage(enum rc rc)
+{
+    return rc == RC_CORRUPT || rc == RC_IO || rc == RC_NO_FILE;
+}
 
 // checkpoint.c
 struct checkpoint_line {

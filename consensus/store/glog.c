@@ -23,9 +23,24 @@ struct glog *glog_create(struct store_worker *w, uint64_t group)
     return g;
 }
 
+static void live_add(struct glog *g, const struct run *r)
+{
+    segment_live_add(r->segment, run_live_bytes(r));
+    g->runs_bytes += run_live_bytes(r);
+    g->runs_live += r->live;
+}
+
+static void live_sub(struct glog *g, const struct run *r)
+{
+    segment_live_sub(g->worker, r->segment, run_live_bytes(r));
+    assert(g->runs_bytes >= run_live_bytes(r));
+    g->runs_bytes -= run_live_bytes(r);
+    g->runs_live -= r->live;
+}
+
 static void run_drop(struct glog *g, struct run *r)
 {
-    atomic_fetch_sub_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+    live_sub(g, r);
     segment_release(g->worker, r->segment);
 }
 
@@ -35,7 +50,8 @@ static void drop_runs(struct glog *g, uint32_t from)
         run_drop(g, &g->runs[i]);
     }
     g->runs_count = from;
-    if (from == 0) {
+    if (from == 0 && g->runs != NULL) {
+        g->worker->groups_in_segments--;
         free(g->runs);
         g->runs = NULL;
         g->runs_cap = 0;
@@ -45,6 +61,7 @@ static void drop_runs(struct glog *g, uint32_t from)
 static void free_snapshot(struct glog *g)
 {
     if (g->snapshot != NULL) {
+        segment_live_sub(g->worker, g->snapshot->segment, g->snapshot->bytes);
         segment_release(g->worker, g->snapshot->segment);
         free(g->snapshot);
         g->snapshot = NULL;
@@ -102,6 +119,42 @@ uint64_t glog_last(const struct glog *g)
 uint64_t glog_bytes_since_snapshot(const struct glog *g)
 {
     return g->bytes_appended - g->bytes_at_snapshot;
+}
+
+uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out)
+{
+    *entries_out = g->runs_live;
+    return g->runs_bytes;
+}
+
+bool glog_is_lost(const struct glog *g)
+{
+    return g->is_amnesiac;
+}
+
+// ---- damage -------------------------------------------------------------------------------------
+
+void glog_damaged(struct glog *g, enum rc rc, const char *what)
+{
+    struct store_worker *w = g->worker;
+    if (w->store->config.disk->failed || w->store->is_closing || g->is_amnesiac) {
+        return;  // A disk that has failed as a whole reads nothing: that says nothing of the group.
+    }
+    log_error("store: group %llu has lost its memory: %s: %s", (unsigned long long)g->group, what, rc_text(rc));
+    g->is_amnesiac = true;
+    glog_put_control(g, RECORD_HARD_STATE, RECORD_FLAG_LOST, 0, g->hard_state.term,
+                     span_of(&g->hard_state.vote, sizeof(g->hard_state.vote)));
+    if (w->hooks.damaged != NULL) {
+        w->hooks.damaged(w->hooks.ctx, g->group, rc);
+    }
+}
+
+void store_read_failed(struct store_worker *w, uint64_t group, enum rc rc, const char *what)
+{
+    struct glog *g = rc_is_damage(rc) ? map_get(&w->groups, group) : NULL;
+    if (g != NULL) {
+        glog_damaged(g, rc, what);
+    }
 }
 
 // ---- the window ---------------------------------------------------------------------------------
@@ -197,7 +250,7 @@ void glog_window_drop(struct glog *g, uint64_t first, uint64_t last)
 
 // ---- runs ---------------------------------------------------------------------------------------
 
-static uint32_t runs_find(const struct glog *g, uint64_t index)
+uint32_t glog_runs_find(const struct glog *g, uint64_t index)
 {
     uint32_t low = 0, high = g->runs_count;  // First run whose last >= index.
     while (low < high) {
@@ -213,8 +266,9 @@ static uint32_t runs_find(const struct glog *g, uint64_t index)
 
 void glog_add_run(struct glog *g, const struct run *run)
 {
-    uint32_t at = runs_find(g, run->first);
+    uint32_t at = glog_runs_find(g, run->first);
     assert(at == g->runs_count || run_last(run) < g->runs[at].first);
+    g->worker->groups_in_segments += g->runs == NULL;
     if (g->runs_count == g->runs_cap) {
         g->runs_cap = g->runs_cap == 0 ? 2 : g->runs_cap + g->runs_cap / 2 + 1;
         g->runs = mem_realloc(g->runs, g->runs_cap * sizeof(*g->runs));
@@ -222,11 +276,24 @@ void glog_add_run(struct glog *g, const struct run *run)
     memmove(g->runs + at + 1, g->runs + at, (g->runs_count - at) * sizeof(*g->runs));
     g->runs[at] = *run;
     g->runs_count++;
-    atomic_fetch_add_explicit(&run->segment->shared_live_bytes, run_live_bytes(run), memory_order_relaxed);
+    live_add(g, run);
 }
 
-// Entries of a run that still count: the live ones at or below the snapshot, and all above it.
-static uint64_t live_in(const struct glog *g, const struct run *r)
+void glog_replace_run(struct glog *g, uint32_t at, const struct run *runs, uint32_t count)
+{
+    assert(at < g->runs_count);
+    struct run old = g->runs[at];
+    g->runs_count--;
+    memmove(g->runs + at, g->runs + at + 1, (g->runs_count - at) * sizeof(*g->runs));
+    for (uint32_t i = 0; i < count; i++) {
+        assert(runs[i].first >= old.first && run_last(&runs[i]) <= run_last(&old));
+        glog_add_run(g, &runs[i]);
+    }
+    run_drop(g, &old);
+    drop_runs(g, g->runs_count);  // Frees the table if it is empty.
+}
+
+uint64_t glog_live_in(const struct glog *g, const struct run *r)
 {
     uint64_t last = run_last(r), snapshot = glog_snapshot_index(g);
     uint64_t live = g->snapshot == NULL ? 0 : snapshot_live_between(g->snapshot, r->first, last);
@@ -250,7 +317,7 @@ enum glog_where glog_find(const struct glog *g, uint64_t index, uint64_t *ref, c
             return WHERE_CHUNK;
         }
     }
-    uint32_t at = runs_find(g, index);
+    uint32_t at = glog_runs_find(g, index);
     if (at == g->runs_count || index < g->runs[at].first) {
         return WHERE_NOWHERE;
     }
@@ -277,17 +344,17 @@ void glog_cut(struct glog *g, uint64_t from)
             glog_window_trim(g);
         }
     }
-    uint32_t at = runs_find(g, from);
+    uint32_t at = glog_runs_find(g, from);
     if (at < g->runs_count && g->runs[at].first < from) {
         struct run *r = &g->runs[at];
         assert(r->count == r->span + 1);  // Only dense runs reach above the snapshot.
         uint32_t left = (uint32_t)(from - r->first);
-        atomic_fetch_sub_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        live_sub(g, r);
         r->bytes = (uint32_t)((uint64_t)r->bytes * left / r->count);
         r->count = left;
         r->span = left - 1;
-        r->live = (uint32_t)live_in(g, r);
-        atomic_fetch_add_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        r->live = (uint32_t)glog_live_in(g, r);
+        live_add(g, r);
         at++;
     }
     drop_runs(g, at);
@@ -314,15 +381,15 @@ static void filter_runs(struct glog *g)
     uint32_t kept = 0;
     for (uint32_t i = 0; i < g->runs_count; i++) {
         struct run *r = &g->runs[i];
-        uint64_t live = live_in(g, r);
+        uint64_t live = glog_live_in(g, r);
         if (live == 0) {
             run_drop(g, r);
             continue;
         }
         // A new live set is part of the one before, so what is in the span and live is in the run.
-        atomic_fetch_sub_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        live_sub(g, r);
         r->live = live < r->count ? (uint32_t)live : r->count;
-        atomic_fetch_add_explicit(&r->segment->shared_live_bytes, run_live_bytes(r), memory_order_relaxed);
+        live_add(g, r);
         g->runs[kept++] = *r;
     }
     g->runs_count = kept;

@@ -36,10 +36,12 @@ struct harvest_group {
     uint32_t items_at;
     uint32_t items_count;
     bool has_snapshot;
+    bool is_asked;  // It was: if nothing comes of this harvest it is taken by the next.
     struct store_snapshot_source source;
     struct buf live;    // struct live_range; of the snapshot.
     uint64_t bytes_at;  // glog.bytes_appended when it was frozen.
     // Results.
+    enum rc damage;     // Not RC_OK: an entry in the file does not check. Nothing of the group is published.
     uint64_t position;  // Of the snapshot.
     uint64_t bytes;
     uint32_t chunks;
@@ -63,13 +65,6 @@ struct harvest {
     uint64_t segment_bytes;
     enum rc rc;  // RC_MORE: another slice.
 };
-
-// A slice is synced at its end: many small syncs disturb the WAL's less than one of a whole file.
-static uint64_t slice_bytes(const struct store *s)
-{
-    uint64_t bytes = s->config.wal_file_bytes / 16;
-    return bytes < 4 << 20 ? bytes : 4 << 20;
-}
 
 struct leaving {
     struct list link;
@@ -252,7 +247,7 @@ static bool has_entries_in(const struct glog *g, uint64_t file_seq)
 static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g, bool is_asked)
 {
     assert(!g->is_harvested);
-    struct harvest_group hg = {.group = g->group};
+    struct harvest_group hg = {.group = g->group, .is_asked = is_asked};
     buf_init(&hg.live);
     bool is_in_file = has_entries_in(g, h->file_seq);
     plan_snapshot(w, g, &hg, is_asked);
@@ -388,41 +383,14 @@ static enum rc write_snapshot(struct segment_writer *w, struct harvest_group *hg
     return RC_OK;
 }
 
-struct copy {
-    struct segment_writer *writer;
-    uint64_t position;  // Of the first piece.
-    uint64_t len;
-};
-
-static enum rc copy_piece(void *ctx, struct span piece)
+// Copies one entry. Damage is the group's (law 2), not the disk's: the others go on.
+static enum rc write_entry(struct harvest *h, struct harvest_group *hg, const struct harvest_item *item)
 {
-    struct copy *c = ctx;
-    uint64_t position = 0;
-    TRY(segment_write_raw(c->writer, piece, &position));
-    c->position = c->len == 0 ? position : c->position;
-    c->len += piece.len;
-    return RC_OK;
-}
-
-// Copies one entry. A large one goes in pieces: this thread must not hold another message of any size in memory.
-static enum rc write_entry(struct harvest *h, const struct harvest_group *hg, const struct harvest_item *item)
-{
-    struct cold *cold = &h->worker->cold;
     const struct cold_file f = {.seq = h->file_seq};
-    const uint64_t position = (uint64_t)item->offset * 8, index = hg->base + item->delta;
-    const bool is_committed = index <= hg->committed;
-    struct record_disk r;
-    uint64_t large = 0;
-    TRY(cold_large_size(cold, f, position, &large));
-    if (large > 0) {
-        struct copy copy = {.writer = &h->writer};
-        TRY(cold_stream(cold, f, position, hg->group, index, &r, copy_piece, &copy));
-        segment_note_entry(&h->writer, &r, copy.position, copy.len, is_committed);
-        return RC_OK;
-    }
-    struct span record;
-    TRY(cold_record(cold, f, position, hg->group, index, &r, &record));
-    return segment_write_entry(&h->writer, &r, record, is_committed);
+    const uint64_t index = hg->base + item->delta;
+    enum rc rc = copy_entry(&h->writer, &h->worker->cold, f, (uint64_t)item->offset * 8, hg->group, index,
+                            index <= hg->committed, &hg->damage);
+    return rc == RC_OK ? hg->damage : rc;
 }
 
 // Goes on with a group's entries. RC_MORE: the slice is full.
@@ -437,7 +405,13 @@ static enum rc write_entries(struct harvest *h, struct harvest_group *hg, uint64
         if (w->flushed + w->out.len >= stop) {
             return RC_MORE;
         }
-        TRY(write_entry(h, hg, &items[h->next_item]));
+        enum rc rc = write_entry(h, hg, &items[h->next_item]);
+        if (hg->damage != RC_OK) {
+            segment_forget_runs(w, hg->runs_at);
+            h->next_item = 0;
+            return RC_OK;
+        }
+        TRY(rc);
     }
     segment_end_run(w);
     hg->runs_count = segment_runs_count(w) - hg->runs_at;
@@ -447,7 +421,7 @@ static enum rc write_entries(struct harvest *h, struct harvest_group *hg, uint64
 static enum rc write_slice(struct harvest *h)
 {
     struct segment_writer *w = &h->writer;
-    uint64_t stop = w->flushed + w->out.len + slice_bytes(h->worker->store);
+    uint64_t stop = w->flushed + w->out.len + copy_slice_bytes(h->worker->store);
     struct buf chunk, records;
     buf_init(&chunk);
     buf_init(&records);
@@ -469,7 +443,11 @@ static enum rc write_slice(struct harvest *h)
     if (rc == RC_MORE) {
         TRY(segment_sync(w));
     }
-    return rc == RC_OK ? segment_seal(w, &h->segment_bytes) : rc;
+    if (rc == RC_OK && h->worker->store->config.disk->failed) {
+        return RC_IO;  // What could not be read then is no damage.
+    }
+    // Nothing at all was written if all of it is damaged.
+    return rc == RC_OK && w->file != NULL ? segment_seal(w, &h->segment_bytes) : rc;
 }
 
 static void harvest_run(struct job *job)
@@ -484,8 +462,6 @@ static void harvest_run(struct job *job)
     h->rc = write_slice(h);
     if (h->rc != RC_OK && h->rc != RC_MORE) {
         if (h->rc != RC_NO_SPACE) {
-            // Also a record that does not check: what was acknowledged is damaged. The start after this finds
-            // out whom it concerns (engine-notes §1.9).
             log_critical("store: retiring WAL file %" PRIu64 " failed: %s", h->file_seq, rc_text(h->rc));
             d->failed = true;
         }
@@ -522,6 +498,16 @@ static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t c
     }
 }
 
+// The file goes; what was in it of this group is lost, and with it the replica's memory.
+static void publish_damage(struct glog *g, const struct harvest *h, const struct harvest_group *hg)
+{
+    g->harvest_cut = UINT64_MAX;
+    while (has_entries_in(g, h->file_seq)) {
+        glog_window_drop(g, g->window_first, g->window_first);
+    }
+    glog_damaged(g, hg->damage, "an entry in the log file that is retired");
+}
+
 // Returns true if the group's snapshot became current.
 static bool publish_group(struct store_worker *w, const struct harvest *h, struct harvest_group *hg,
                           struct segment *s)
@@ -531,6 +517,10 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
         return false;
     }
     g->is_harvested = false;
+    if (hg->damage != RC_OK) {
+        publish_damage(g, h, hg);
+        return false;
+    }
     const struct run_disk *runs = (const struct run_disk *)(const void *)h->writer.runs.ptr;
     publish_runs(g, runs + hg->runs_at, hg->runs_count, s);
     bool is_current =
@@ -539,11 +529,7 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
     if (is_current) {
         struct snapshot *snap =
             snapshot_create(hg->source.index, hg->source.term, &hg->source.config, buf_span(&hg->live));
-        snap->segment = s;
-        segment_hold(s);
-        snap->position = hg->position;
-        snap->bytes = hg->bytes;
-        snap->chunks = hg->chunks;
+        snapshot_place(snap, s, hg->position, hg->bytes, hg->chunks);
         glog_publish_snapshot(g, snap, hg->bytes_at);
     }
     return is_current;
@@ -552,6 +538,18 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
 static void pop_closed(struct store_worker *w)
 {
     free(list_entry(list_pop(&w->closed), struct closed_file, link));
+}
+
+static void publish(struct store_worker *w, const struct harvest *h)
+{
+    struct segment *s = segment_create(w, &h->writer, h->segment_bytes);
+    for (uint32_t i = 0; i < groups_count(h); i++) {
+        struct harvest_group *hg = group_at(h, i);
+        if (publish_group(w, h, hg, s) && w->hooks.snapshot_taken != NULL) {
+            w->hooks.snapshot_taken(w->hooks.ctx, hg->group, hg->source.index, hg->source.term);
+        }
+    }
+    segment_release(w, s);
 }
 
 static void harvest_done(struct job *job)
@@ -565,28 +563,18 @@ static void harvest_done(struct job *job)
     if (h->rc != RC_OK) {
         for (uint32_t i = 0; i < groups_count(h); i++) {
             struct glog *g = map_get(&w->groups, group_at(h, i)->group);
-            if (g != NULL) {
+            if (g != NULL && g->is_harvested) {
                 g->is_harvested = false;
+                if (group_at(h, i)->is_asked) {
+                    glog_snapshot_request(g);
+                }
             }
         }
         w->is_harvest_blocked = true;
         plan_end(w, &h->plan);
         return;
     }
-    struct segment *s = mem_zalloc(sizeof(*s));
-    list_init(&s->link);
-    s->seq = h->segment_seq;
-    s->origin = h->file_seq;
-    s->kind = h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS;
-    s->bytes = h->segment_bytes;
-    segment_hold(s);
-    for (uint32_t i = 0; i < groups_count(h); i++) {
-        struct harvest_group *hg = group_at(h, i);
-        if (publish_group(w, h, hg, s) && w->hooks.snapshot_taken != NULL) {
-            w->hooks.snapshot_taken(w->hooks.ctx, hg->group, hg->source.index, hg->source.term);
-        }
-    }
-    segment_release(w, s);
+    publish(w, h);
     uint64_t seq = h->file_seq;
     plan_end(w, &h->plan);
     if (seq != 0) {
@@ -657,6 +645,7 @@ static void checkpoint_run(struct job *job)
     uint64_t before = s->checkpoint_seq;
     s->checkpoint_seq = c->round->seq > before ? c->round->seq : before;
     pthread_mutex_unlock(&s->mutex);
+    compaction_due(s);
     if (before != 0 && before < c->round->seq) {
         char name[SEGMENT_PATH_MAX], path[SEGMENT_PATH_MAX + 8];
         checkpoint_name(before, name, sizeof(name));

@@ -90,7 +90,10 @@ static enum rc item_record(struct read_plan *p, const struct read_item *item, st
                            record);
     case READ_RUN: {
         const struct run *run = (const struct run *)(const void *)p->runs.ptr + item->at;
-        TRY(cold_run_position(cold, run, item->index, &position));
+        const enum rc rc = cold_run_position(cold, run, item->index, &position);
+        if (rc != RC_OK) {
+            return rc == RC_NOT_FOUND ? RC_CORRUPT : rc;  // What is live in a run's span is in the run.
+        }
         struct cold_file f = {.seq = run->segment->seq, .is_segment = true};
         TRY(cold_record(cold, f, position, p->group, item->index, &r, record));
         return r.term == run->term ? RC_OK : RC_CORRUPT;
@@ -156,6 +159,7 @@ static void read_done(struct job *job)
     }
     plan_end(w, &j->plan);
     r->plan = NULL;
+    store_read_failed(w, r->group, r->rc, "an entry, read from disk");
     if (g == NULL) {
         r->rc = RC_NOT_FOUND;
         r->read_count = 0;

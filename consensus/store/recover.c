@@ -24,6 +24,8 @@ static void clean_up(struct recovery *r)
         if (!r->is_corrupt && d->unlink(d, path) != RC_OK) {
             log_warning("store: cannot remove %s", path);
         }
+        list_remove(&s->all);
+        r->store->segments_count--;
         free(s);
     }
     for (size_t i = 0; i + 1 < r->checkpoints.len / 8 && !r->is_corrupt; i++) {
@@ -45,6 +47,7 @@ static struct store *store_create(const struct store_config *config)
     s->shared_next_segment = 1;
     pthread_mutex_init(&s->mutex, NULL);
     list_init(&s->rounds);
+    list_init(&s->segments);
     for (uint32_t i = 0; i < config->workers; i++) {
         struct store_worker *w = &s->workers[i];
         w->store = s;
@@ -63,6 +66,7 @@ static struct store *store_create(const struct store_config *config)
         list_init(&w->leaving);
         list_init(&w->doomed);
         cold_init(&w->cold, config->disk);
+        compaction_init(w);
     }
     return s;
 }

@@ -79,11 +79,7 @@ static void take_snapshot(struct finding *f, const struct found_run *run)
         return;
     }
     struct snapshot *s = snapshot_create(run->disk.first, run->disk.term, &h.config, buf_span(&h.live));
-    s->segment = run->segment;
-    segment_hold(s->segment);
-    s->position = run->disk.index_pos;
-    s->bytes = run->disk.bytes;
-    s->chunks = run->disk.count;
+    snapshot_place(s, run->segment, run->disk.index_pos, run->disk.bytes, run->disk.count);
     g->snapshot = s;
     buf_deinit(&h.live);
 }
@@ -151,8 +147,8 @@ static void take_runs(struct recovery *r, struct finding *f, const struct found_
             continue;
         }
         uint64_t first = d->first, last = d->first + d->span;
-        if (runs[i].segment->kind == SEGMENT_RETIRED && d->origin > r->checkpoint_seq) {
-            continue;
+        if (d->origin > r->checkpoint_seq) {
+            continue;  // Of a retired file that is still there. 0 in snapshots that were asked for or received.
         }
         if (d->flags & RUN_COMMITTED) {
             if (g->snapshot == NULL || first > snapshot) {

@@ -186,6 +186,7 @@ enum rc recover_segments(struct recovery *r)
             continue;
         }
         TRY(rc);
+        segment_list(r->store, s, count > 0 ? store_worker_of(r->store, runs[0].group)->index : 0);
         segment_hold(s);  // Until all groups have been put together (clean_up).
         buf_bytes(&r->segments, &s, sizeof(s));
         for (uint32_t k = 0; k < count; k++) {
@@ -270,6 +271,7 @@ static void replay_entry(struct finding *f, const struct wal_recovered *e, uint6
 static void replay_hard_state(struct finding *f, const struct wal_recovered *e)
 {
     struct hard_state *hs = &f->log->hard_state;
+    f->is_amnesiac |= (e->record.flags & RECORD_FLAG_LOST) != 0;
     struct reader r = reader_of(e->payload);
     uint64_t vote = reader_u64(&r);
     if (reader_end(&r) != RC_OK) {

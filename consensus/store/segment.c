@@ -76,7 +76,7 @@ static enum rc writer_begin(struct segment_writer *w)
         .version = SEGMENT_VERSION,
         .kind = w->kind,
         .seq = w->seq,
-        .origin = w->origin,
+        .origin = w->kind == SEGMENT_COMPACTED ? 0 : w->origin,
     };
     h.crc = crc32c(0, &h, offsetof(struct segment_header_disk, crc));
     memset(buf_extend(&w->out, SEGMENT_HEADER_BYTES), 0, SEGMENT_HEADER_BYTES);
@@ -126,6 +126,14 @@ void segment_end_run(struct segment_writer *w)
     buf_span_bytes(&w->arrays, buf_span(&w->offsets));
     buf_bytes(&w->runs, &w->run, sizeof(w->run));
     w->deltas.len = w->offsets.len = 0;
+}
+
+void segment_forget_runs(struct segment_writer *w, uint32_t from)
+{
+    assert(from <= segment_runs_count(w));
+    w->has_run = false;
+    w->deltas.len = w->offsets.len = 0;
+    w->runs.len = from * sizeof(struct run_disk);
 }
 
 static bool continues_run(const struct segment_writer *w, const struct record_disk *r, uint32_t flags)
@@ -178,6 +186,15 @@ void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t ind
                          .count = chunks,
                          .flags = RUN_SNAPSHOT};
     buf_bytes(&w->runs, &r, sizeof(r));
+}
+
+uint64_t segment_data_bytes(const struct run_disk *runs, uint32_t count)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        bytes += runs[i].bytes;
+    }
+    return bytes;
 }
 
 enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes)
@@ -273,6 +290,7 @@ static enum rc load_tables(struct disk *d, struct disk_file *f, uint64_t seq, st
     s->origin = h.origin;
     s->kind = h.kind;
     s->bytes = size;
+    s->data_bytes = segment_data_bytes(runs, t.runs_count);
     *out = s;
     *runs_out = runs;
     *runs_count = t.runs_count;

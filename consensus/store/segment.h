@@ -26,6 +26,7 @@ enum segment_kind {
                           // the checkpoint says that the file is retired.
     SEGMENT_SNAPSHOTS = 2,  // Snapshots taken on request.
     SEGMENT_INSTALLED = 3,  // A snapshot received from a leader, with its live entries.
+    SEGMENT_COMPACTED = 4,  // What was left of other segments. Its runs keep the origin they had there.
 };
 
 struct segment_header_disk {
@@ -78,13 +79,19 @@ static_assert(sizeof(struct segment_trailer_disk) == 48, "trailer layout");
 
 struct segment {
     struct list link;  // In a worker's list of doomed ones.
+    struct list all;   // In store.segments while it has users. Under the store's mutex, like the next four.
+    uint32_t home;     // The worker that compacts it; goes round if several workers' groups lie in it.
+    bool is_taken;     // A compaction is at work on it.
+    bool is_kept;      // Holds a record that does not check: stays as it is.
+    uint64_t seen_live, seen_at;  // Live bytes when a compaction last looked, and since when they are that many.
     uint64_t seq;
     uint64_t origin;
     uint64_t bytes;  // File size.
+    uint64_t data_bytes;  // Of all records that runs and snapshots name.
     uint32_t kind;
     _Atomic uint32_t shared_refs;  // Runs, snapshots and reads that use it; 0: the file may go. acq_rel: the
                                    // last one to let go sees what all others did.
-    _Atomic uint64_t shared_live_bytes;  // Relaxed; for choosing what to compact.
+    _Atomic uint64_t shared_live_bytes;  // Relaxed; of runs and snapshots, for choosing what to compact.
     uint64_t doomed_after;               // Delete once this submission has come back.
 };
 
@@ -118,7 +125,7 @@ struct segment_writer {
     struct disk *disk;
     struct disk_file *file;  // NULL until the first byte.
     uint64_t seq;
-    uint64_t origin;
+    uint64_t origin;  // Of the file, and of the runs written now.
     uint32_t kind;
     uint64_t flushed;   // File position of out.ptr[0].
     struct buf out;     // Not yet written.
@@ -138,6 +145,8 @@ MUST_USE enum rc segment_write_entry(struct segment_writer *w, const struct reco
                                      struct span record, bool is_committed);
 // The same for a record whose bytes were appended by segment_write_raw, `len` of them from `position` on.
 void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position, uint64_t len, bool is_committed);
+// Takes back the runs from number `from` on, the open one included (a record did not check): their bytes stay, unnamed.
+void segment_forget_runs(struct segment_writer *w, uint32_t from);
 // Appends bytes that belong to no run (snapshot chunks); returns their file position.
 MUST_USE enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t *position);
 // Overwrites bytes written earlier.
@@ -149,6 +158,7 @@ static inline uint32_t segment_runs_count(const struct segment_writer *w)
 {
     return (uint32_t)(w->runs.len / sizeof(struct run_disk));
 }
+uint64_t segment_data_bytes(const struct run_disk *runs, uint32_t count);
 MUST_USE enum rc segment_sync(struct segment_writer *w);  // What was written so far, not yet sealed.
 // Writes tables and trailer, syncs, renames, syncs the directory. Afterwards the positions in `runs` are
 // absolute.

@@ -44,6 +44,17 @@ struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct con
     return s;
 }
 
+void snapshot_place(struct snapshot *s, struct segment *segment, uint64_t position, uint64_t bytes, uint32_t chunks)
+{
+    assert(s->segment == NULL);
+    segment_hold(segment);
+    segment_live_add(segment, bytes);
+    s->segment = segment;
+    s->position = position;
+    s->bytes = bytes;
+    s->chunks = chunks;
+}
+
 void snapshot_config(const struct snapshot *s, struct config *out)
 {
     out->count = 0;

@@ -136,6 +136,7 @@ static void sending_done(struct job *job)
         r->rc = RC_STALE;
     }
     if (r->rc != RC_OK) {
+        store_read_failed(w, s->group, r->rc, "its snapshot or an entry that is live, read to be sent");
         r->bytes.len = 0;
         r->is_last = false;
     } else if (r->is_last) {
@@ -375,12 +376,7 @@ static void write_run(struct job *job)
 static void install(struct glog *g, struct receive *r)
 {
     struct store_worker *w = g->worker;
-    struct segment *s = mem_zalloc(sizeof(*s));
-    list_init(&s->link);
-    s->seq = r->segment_seq;
-    s->kind = SEGMENT_INSTALLED;
-    s->bytes = r->segment_bytes;
-    segment_hold(s);
+    struct segment *s = segment_create(w, &r->writer, r->segment_bytes);
     glog_cut(g, 1);
     g->last = r->index;
     const struct run_disk *runs = (const struct run_disk *)(const void *)r->writer.runs.ptr;
@@ -401,11 +397,7 @@ static void install(struct glog *g, struct receive *r)
         glog_add_run(g, &run);
     }
     struct snapshot *snap = snapshot_create(r->index, r->term, &r->header.config, buf_span(&r->header.live));
-    snap->segment = s;
-    segment_hold(s);
-    snap->position = r->position;
-    snap->bytes = r->bytes;
-    snap->chunks = r->next_chunk;
+    snapshot_place(snap, s, r->position, r->bytes, r->next_chunk);
     glog_publish_snapshot(g, snap, g->bytes_appended);
     glog_put_control(g, RECORD_TRUNCATE, RECORD_FLAG_INSTALLED, r->index + 1, r->term, (struct span){0});
     segment_release(w, s);
@@ -414,11 +406,7 @@ static void install(struct glog *g, struct receive *r)
 // A sealed segment that is not wanted after all.
 static void discard_sealed(struct store_worker *w, const struct receive *r)
 {
-    struct segment *s = mem_zalloc(sizeof(*s));
-    list_init(&s->link);
-    s->seq = r->segment_seq;
-    segment_hold(s);
-    segment_release(w, s);
+    segment_release(w, segment_create(w, &r->writer, r->segment_bytes));
 }
 
 static void write_done(struct job *job)
@@ -542,6 +530,7 @@ static void load_done(struct job *job)
     l->rc = rc;
     l->plan = NULL;
     buf_deinit(&l->bytes);
+    store_read_failed(w, s->chunks.group, rc, "its snapshot, read to be loaded");
     plan_end(w, &s->plan);
     l->done(l, rc);
 }

@@ -69,6 +69,42 @@ void plan_end(struct store_worker *w, struct plan *p)
 
 // ---- segments without users ---------------------------------------------------------------------
 
+struct segment *segment_create(struct store_worker *w, const struct segment_writer *written, uint64_t bytes)
+{
+    struct segment *s = mem_zalloc(sizeof(*s));
+    list_init(&s->link);
+    s->seq = written->seq;
+    s->kind = written->kind;
+    s->origin = written->kind == SEGMENT_RETIRED ? written->origin : 0;
+    s->bytes = bytes;
+    s->data_bytes = segment_data_bytes((const struct run_disk *)(const void *)written->runs.ptr, segment_runs_count(written));
+    segment_hold(s);
+    segment_list(w->store, s, w->index);
+    return s;
+}
+
+void segment_list(struct store *s, struct segment *segment, uint32_t home)
+{
+    pthread_mutex_lock(&s->mutex);
+    segment->home = home;
+    list_add_tail(&s->segments, &segment->all);
+    s->segments_count++;
+    pthread_mutex_unlock(&s->mutex);
+    atomic_store_explicit(&s->workers[home].compacting.shared_is_due, true, memory_order_relaxed);
+}
+
+void segment_live_add(struct segment *s, uint64_t bytes)
+{
+    atomic_fetch_add_explicit(&s->shared_live_bytes, bytes, memory_order_relaxed);
+}
+
+void segment_live_sub(struct store_worker *w, struct segment *s, uint64_t bytes)
+{
+    uint64_t before = atomic_fetch_sub_explicit(&s->shared_live_bytes, bytes, memory_order_relaxed);
+    assert(before >= bytes);
+    atomic_store_explicit(&w->compacting.shared_is_due, true, memory_order_relaxed);
+}
+
 void segment_release(struct store_worker *w, struct segment *s)
 {
     uint32_t before = atomic_fetch_sub_explicit(&s->shared_refs, 1, memory_order_acq_rel);
@@ -76,7 +112,12 @@ void segment_release(struct store_worker *w, struct segment *s)
     if (before > 1) {
         return;
     }
-    if (w->store->is_closing) {
+    struct store *store = w->store;
+    pthread_mutex_lock(&store->mutex);
+    list_remove(&s->all);
+    store->segments_count--;
+    pthread_mutex_unlock(&store->mutex);
+    if (store->is_closing) {
         free(s);
         return;
     }
@@ -110,6 +151,9 @@ static void deletion_run(struct job *job)
     {
         char path[SEGMENT_PATH_MAX];
         segment_path(list_entry(item, struct segment, link)->seq, true, path);
+        if (list_entry(item, struct segment, link)->bytes == 0) {
+            continue;  // Nothing was written.
+        }
         // A file that stays is found without users at the next start and goes then.
         if (disk->unlink(disk, path) != RC_OK) {
             log_warning("store: cannot remove %s", path);
@@ -369,6 +413,11 @@ bool store_worker_is_over_budget(const struct store_worker *w)
 uint64_t store_worker_unsynced_bytes(const struct store_worker *w)
 {
     return w->arena.lanes[LANE_ORDINARY].unsynced_bytes;
+}
+
+uint32_t store_worker_groups_in_segments(const struct store_worker *w)
+{
+    return w->groups_in_segments;
 }
 
 // ---- closing ------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ struct store_config {
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
     bool must_exist;           // There has been a store here before: see wal_config.
+    uint64_t compact_bytes_per_s;  // What merging segments may write, per worker; 0: the default.
     // Handed on to the WAL (wal_config.on_file_closed, on_done), for drivers without wal_thread. May be NULL with it.
     void (*on_wal_file_closed)(void *ctx, uint64_t file_seq);
     void (*on_wal_done)(void *ctx, struct wal_submission *s);
@@ -76,6 +77,9 @@ struct store_hooks {
     // Up to where the group's machine has been given its entries: a large record behind it stays in memory (bounded). NULL:
     // not known, nothing is kept for it.
     uint64_t (*applied)(void *ctx, uint64_t group);
+    // A record that the group needs does not check, whoever read it: its replica has lost its memory and must neither vote nor
+    // acknowledge from now on (law 2). Told once; recorded: the next start finds it amnesiac. NULL: nobody asks.
+    void (*damaged)(void *ctx, uint64_t group, enum rc rc);
     // Everything of WAL file `seq` that counts lives in sealed segments now. Called once by the last worker.
     void (*wal_retired)(void *ctx, uint64_t seq);
     void *ctx;
@@ -98,12 +102,17 @@ void store_worker_flush(struct store_worker *w, struct list *notes, struct list 
 enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *s, struct list *notes_out);
 // A WAL file was closed: starts retirement of this worker's share of it (jobs on the cold executor).
 void store_worker_file_closed(struct store_worker *w, uint64_t file_seq);
+// Merges half-dead and small segments: in slices, each synced, within a budget of bytes per second that shrinks while the
+// WAL's syncs suffer. Call once a turn behind store_worker_flush. Returns when it wants to be called again; UINT64_MAX: only
+// when something else happens.
+uint64_t store_worker_compact(struct store_worker *w, uint64_t now_ns);
 // Number of the next submission: what is laid down now will be durable when submission `n` has come back.
 uint64_t store_worker_submission(const struct store_worker *w);
 
 uint64_t store_worker_memory(const struct store_worker *w);       // Bytes of chunks now.
 bool store_worker_is_over_budget(const struct store_worker *w);   // Over budget and nothing can be evicted: take no proposals.
 uint64_t store_worker_unsynced_bytes(const struct store_worker *w);  // Without what goes by the large lane.
+uint32_t store_worker_groups_in_segments(const struct store_worker *w);  // Groups with entries in segments.
 
 // ---- a group's log -----------------------------------------------------------------------------------------------
 
@@ -166,6 +175,10 @@ void glog_read_start(struct glog *g, struct glog_read *r);
 void glog_snapshot_request(struct glog *g);
 // Bytes of entries appended since the last snapshot (decides whether a snapshot is worth it).
 uint64_t glog_bytes_since_snapshot(const struct glog *g);
+// The group's entries in segments that the current snapshot leaves: their bytes, about, and their number.
+uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out);
+// Damage was found here, at the start or later: the replica has lost its memory.
+bool glog_is_lost(const struct glog *g);
 
 // Sending the current snapshot (with its live entries) to a member that is behind: frames' worth of bytes at a time,
 // made on the cold thread. `position` is opaque and starts at 0; `is_last` ends it. Pieces are self-contained: live

@@ -83,6 +83,12 @@ struct fixture {
     uint32_t retired_count;
     uint32_t snapshots_open;
     uint64_t random;
+    uint64_t now;            // For compactions.
+    bool compacts;           // They run whenever everything else is at rest.
+    uint32_t fan_in;         // Not 0: of the workers' compactions.
+    uint64_t damaged_group;  // Last one told.
+    enum rc damaged_rc;
+    uint32_t damaged_count;
 };
 
 static uint8_t payload_byte(uint64_t group, uint64_t index, uint64_t term, uint64_t at)
@@ -187,6 +193,14 @@ static void on_wal_retired(void *ctx, uint64_t seq)
     wal_retire(store_wal(f->store), seq);
 }
 
+static void on_damaged(void *ctx, uint64_t group, enum rc rc)
+{
+    struct fixture *f = ctx;
+    f->damaged_group = group;
+    f->damaged_rc = rc;
+    f->damaged_count++;
+}
+
 static void on_submit(void *ctx, struct wal_submission *s)
 {
     struct fixture *f = ctx;
@@ -260,12 +274,16 @@ static void fixture_open(struct fixture *f)
                                 .snapshot_begin = on_snapshot_begin,
                                 .snapshot_taken = on_snapshot_taken,
                                 .wal_retired = on_wal_retired,
+                                .damaged = on_damaged,
                                 .ctx = f};
     for (uint32_t i = 0; i < f->workers_count; i++) {
         f->execs[i].base.submit = on_exec;
         list_init(&f->execs[i].waiting);
         list_init(&f->execs[i].ran);
         f->workers[i] = store_worker_bind(f->store, i, &f->execs[i].base, &hooks);
+        if (f->fan_in != 0) {
+            f->workers[i]->compacting.fan_in = f->fan_in;
+        }
     }
 }
 
@@ -388,6 +406,21 @@ static bool step_job(struct fixture *f, uint32_t i)
     return false;
 }
 
+// Lets time pass for the compactions. False: none wants to go on.
+static bool compact_step(struct fixture *f)
+{
+    bool moved = false;
+    for (uint32_t i = 0; i < f->workers_count; i++) {
+        uint64_t due = store_worker_compact(f->workers[i], f->now);
+        if (due != UINT64_MAX) {
+            f->now = due > f->now ? due : f->now + 1;
+            moved = true;
+        }
+        moved |= !list_is_empty(&f->execs[i].waiting);
+    }
+    return moved;
+}
+
 // Everything that can move moves, until nothing does or the disk is dead.
 static void settle(struct fixture *f)
 {
@@ -408,7 +441,18 @@ static void settle(struct fixture *f)
                 moved = true;
             }
         }
+        if (!moved && !is_dead(f) && f->compacts) {
+            moved = compact_step(f);
+        }
     }
+}
+
+// Compactions, until there is nothing worth it.
+static void compact(struct fixture *f)
+{
+    f->compacts = true;
+    settle(f);
+    f->compacts = false;
 }
 
 // ---- doing --------------------------------------------------------------------------------------

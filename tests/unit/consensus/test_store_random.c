@@ -88,7 +88,11 @@ static void step_group(uint64_t group)
 static void step_world(void)
 {
     uint32_t worker = (uint32_t)rng_below(&rng, fx.workers_count);
-    switch (rng_below(&rng, 8)) {
+    switch (rng_below(&rng, 9)) {
+    case 8:
+        fx.now += rng_below(&rng, 1500) * 1000000;
+        (void)store_worker_compact(fx.workers[worker], fx.now);
+        break;
     case 0:
         tell_done(&fx);
         break;
@@ -144,6 +148,10 @@ static void run_seed(uint64_t seed)
         fx.models[g].size_estimate = rng_below(&rng, 3) * 2000;
     }
     uint64_t crashes = rng_below(&rng, CRASHES + 1);
+    fx.fan_in = 2 + (uint32_t)rng_below(&rng, 3);
+    for (uint32_t i = 0; i < fx.workers_count; i++) {
+        fx.workers[i]->compacting.fan_in = fx.fan_in;
+    }
     for (uint64_t c = 0; c <= crashes; c++) {
         if (one_in(2)) {
             sim_disk_crash_after(fx.disk, rng_below(&rng, 400));
@@ -159,7 +167,9 @@ static void run_seed(uint64_t seed)
             }
         }
         if (one_in(2) && !is_dead(&fx)) {
+            fx.compacts = one_in(2);
             settle(&fx);
+            fx.compacts = false;
             if (!is_dead(&fx)) {
                 check_all(&fx);
             }
@@ -168,6 +178,10 @@ static void run_seed(uint64_t seed)
     }
     settle(&fx);
     check_all(&fx);
+    compact(&fx);
+    if (!is_dead(&fx)) {
+        check_all(&fx);
+    }
     fixture_deinit(&fx);
 }
 
