@@ -263,6 +263,9 @@ struct consensus_ops {
     void (*status)(const struct replica *r, struct consensus_status *out);
     uint64_t (*term_at)(const struct replica *r, uint64_t index);  // 0 if unknown (compacted or beyond the end).
     void (*check)(const struct replica *r);                        // Asserts the full invariant.
+    // Damage was found in what this replica has on disk: from now on it is what `is_amnesiac` makes of it at a start. A leader
+    // asks a successor to take over.
+    void (*lost_memory)(struct replica *r, uint64_t now_ns, struct consensus_out *out);
 };
 
 // The registry. NULL if there is no engine of this name.
@@ -310,4 +313,7 @@ struct fsm_ops {
     enum rc (*restore_end)(void *ctx, uint64_t index);
     // Estimated bytes of a snapshot now (decides when one is worth it).
     uint64_t (*size_estimate)(void *ctx);
+    // How many entries the state refers to now: the size of the live set, or an upper bound. NULL: not known; then only the
+    // log's growth decides when a snapshot is worth it.
+    uint64_t (*live_count)(void *ctx);
 };

@@ -243,6 +243,21 @@ void group_fail(struct group *g, enum rc rc, const char *what)
     }
 }
 
+// Damage was found in what the group has on disk: it neither votes nor acknowledges from now on, as after a start that finds
+// it, and its leader can tell (law 2). What cannot be read is not applied, so nothing is any more.
+void group_lost(struct group *g)
+{
+    if (group_is_gone(g) || (g->flags & GROUP_LOST)) {
+        return;
+    }
+    g->flags |= GROUP_LOST;
+    struct consensus_out out;
+    consensus_out_reset(&out);
+    g->ops->lost_memory(g->replica, host_now(g->host), &out);
+    group_execute(g, &out, span_of(NULL, 0), 0);
+    group_ready(g, GROUP_ROLE);
+}
+
 // ---- adding and removing -------------------------------------------------------------------------------------------
 
 static struct replica_start start_of(struct host *h, const struct group_spec *spec)

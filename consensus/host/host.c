@@ -376,7 +376,8 @@ uint64_t host_turn(struct host *h)
     h->config.net->flush(h->config.net);
     garbage_free(h);
 
-    const uint64_t due = next_due(h, is_more, snapshots_due);
+    const uint64_t compact_due = store_worker_compact(h->store, h->now);
+    const uint64_t due = next_due(h, is_more, snapshots_due < compact_due ? snapshots_due : compact_due);
     h->is_now_known = false;
     return due;
 }
@@ -497,6 +498,15 @@ static void hook_snapshot_taken(void *ctx, uint64_t group, uint64_t index, uint6
     }
 }
 
+static void hook_damaged(void *ctx, uint64_t group, enum rc rc)
+{
+    (void)rc;  // The store has told of it.
+    struct group *g = host_group_find(ctx, group);
+    if (g != NULL) {
+        group_lost(g);
+    }
+}
+
 static void hook_wal_retired(void *ctx, uint64_t seq)
 {
     struct host *h = ctx;
@@ -531,6 +541,7 @@ struct host *host_create(const struct host_config *config)
         .snapshot_taken = hook_snapshot_taken,
         .applied = hook_applied,
         .wal_retired = hook_wal_retired,
+        .damaged = hook_damaged,
         .ctx = h,
     };
     h->store = store_worker_bind(config->store, config->worker, config->cold, &hooks);

@@ -98,7 +98,7 @@ void host_apply_group(struct group *g)
     struct host *h = g->host;
     struct entry batch[HOST_APPLY_BATCH];
     uint32_t given = 0;
-    while (!(g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_COLD | GROUP_REMOVED | GROUP_FAILED))) {
+    while (!(g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_COLD | GROUP_REMOVED | GROUP_FAILED | GROUP_LOST))) {
         struct consensus_status st;
         g->ops->status(g->replica, &st);
         const uint64_t to = st.commit < st.durable ? st.commit : st.durable;
@@ -146,8 +146,8 @@ struct cold_read {
 static void apply_read(struct group *g, struct glog_read *r)
 {
     g->flags &= (uint16_t)~GROUP_COLD;
-    if (g->flags & (GROUP_INSTALLING | GROUP_LOADING)) {
-        return;  // A snapshot takes the place of these entries.
+    if (g->flags & (GROUP_INSTALLING | GROUP_LOADING | GROUP_LOST)) {
+        return;  // A snapshot takes the place of these entries; or this read has found damage.
     }
     if (r->read_count == 0) {
         group_fail(g, r->rc == RC_OK ? RC_NOT_FOUND : r->rc, "a committed entry cannot be read");

@@ -27,6 +27,10 @@ enum {
     HOST_SNAPSHOT_PIECE = 512 << 10,
     HOST_SNAPSHOT_SENDS = 8,          // Transfers at a time; the others wait for the next retry.
     HOST_SNAPSHOT_MIN_BYTES = 16 << 20,
+    // Dead bytes in segments that are worth a snapshot: this much in a group, less in each if many groups have some.
+    HOST_DEAD_BYTES = 2 << 20,
+    HOST_DEAD_ALL_BYTES = 32 << 20,
+    HOST_DEAD_MIN_BYTES = 64 << 10,
 };
 #define HOST_NEWS_NS (5 * 1000000ull)          // A commit that no append carried is announced after this.
 #define HOST_RETRY_NS (250 * 1000000ull)       // After "unknown group", and for snapshots that could not start.
@@ -80,6 +84,7 @@ enum group_flag {
     GROUP_WROTE = 1024,   // Something was laid down since the last flush.
     GROUP_RECEIVING = 2048,  // A snapshot is coming in.
     GROUP_SNAP_ASKED = 4096,  // A snapshot was requested and has not come yet.
+    GROUP_LOST = 8192,     // Damage was found in its log or snapshot: nothing is applied any more (law 2).
 };
 
 struct group {
@@ -282,6 +287,7 @@ void group_execute(struct group *g, struct consensus_out *out, struct span recor
 void group_timer_update(struct group *g);
 void group_tell_members(struct group *g, const struct config *c);
 void group_fail(struct group *g, enum rc rc, const char *what);
+void group_lost(struct group *g);
 
 // host_timer.c
 void host_timer_set(struct group *g, uint64_t deadline);

@@ -532,10 +532,7 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
     }
     group_ready(g, GROUP_SEND);
     if (r->read_count == 0) {
-        if (r->rc != RC_NOT_FOUND && r->rc != RC_OK) {
-            group_fail(g, r->rc, "an entry for a follower cannot be read");
-        }
-        return;
+        return;  // Gone meanwhile, or damaged: then the store has told (group_lost).
     }
     struct consensus_status st;
     g->ops->status(g->replica, &st);

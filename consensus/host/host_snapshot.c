@@ -67,7 +67,7 @@ bool host_snapshot_is_sending(const struct group *g, uint64_t replica)
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
 {
     g->flags &= (uint16_t)~GROUP_SNAP_ASKED;
-    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_REMOVED | GROUP_FAILED)) {
+    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_REMOVED | GROUP_FAILED | GROUP_LOST)) {
         return false;
     }
     if (g->fsm->snapshot_begin == NULL || host_snapshot_is_sending(g, 0)) {
@@ -97,17 +97,34 @@ bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
     return true;
 }
 
+// A backlog that was retired to segments and has been consumed since: a snapshot lets go of it. The log may have hardly grown,
+// and no log file may be retired for long, so this is looked at whenever something was applied. With each snapshot a quarter
+// of what is there dies, so a drain takes few of them; what is left at the end is small for every group and for all of them.
+static bool has_dead(struct group *g)
+{
+    uint64_t entries = 0;
+    const uint64_t stored = glog_bytes_in_segments(g->log, &entries);
+    if (stored < HOST_DEAD_MIN_BYTES || g->fsm->live_count == NULL || g->fsm->size_estimate == NULL) {
+        return false;
+    }
+    const uint64_t live = g->fsm->live_count(g->fsm_ctx);  // Some of them may not be in segments yet.
+    const uint64_t dead = entries > live ? stored / entries * (entries - live) : 0;
+    uint64_t bound = HOST_DEAD_ALL_BYTES / (store_worker_groups_in_segments(g->host->store) + 1);
+    bound = bound > HOST_DEAD_MIN_BYTES ? bound : HOST_DEAD_MIN_BYTES;
+    bound = bound < HOST_DEAD_BYTES ? bound : HOST_DEAD_BYTES;
+    return dead >= bound && dead >= stored / 4 && dead >= g->fsm->size_estimate(g->fsm_ctx);
+}
+
 // Is a snapshot worth its writing? The log since the last one must be several times the size of the state.
 void host_snapshot_consider(struct group *g)
 {
-    if (g->flags & (GROUP_SNAP_ASKED | GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING)) {
+    if (g->flags & (GROUP_SNAP_ASKED | GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST)) {
         return;
     }
     const uint64_t bytes = glog_bytes_since_snapshot(g->log);
-    if (bytes < HOST_SNAPSHOT_MIN_BYTES || g->fsm->size_estimate == NULL) {
-        return;
-    }
-    if (bytes >= 4 * g->fsm->size_estimate(g->fsm_ctx)) {
+    const bool is_long = bytes >= HOST_SNAPSHOT_MIN_BYTES && g->fsm->size_estimate != NULL &&
+                         bytes >= 4 * g->fsm->size_estimate(g->fsm_ctx);
+    if (is_long || has_dead(g)) {
         g->flags |= GROUP_SNAP_ASKED;
         glog_snapshot_request(g->log);
     }
@@ -140,9 +157,9 @@ static void load_done(struct glog_snapshot_load *l, enum rc rc)
             rc = g->fsm->restore_end(g->fsm_ctx, s->index);
         }
         g->flags &= (uint16_t)~GROUP_LOADING;
-        if (rc != RC_OK) {
+        if (rc != RC_OK && !(g->flags & GROUP_LOST)) {
             group_fail(g, rc, "the snapshot cannot be restored");
-        } else {
+        } else if (rc == RC_OK) {
             group_ready(g, GROUP_APPLY | GROUP_ROLE | GROUP_SEND);
             group_timer_update(g);
         }

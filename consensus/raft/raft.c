@@ -395,6 +395,14 @@ static void step_down(struct replica *r, uint64_t now_ns, struct consensus_out *
     raft_end(r, &was, now_ns, out);
 }
 
+static void lost_memory(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    struct step_start was = raft_begin(r, out);
+    r->is_amnesiac = true;  // First: it does not campaign any more.
+    raft_step_down(r, now_ns, out);
+    raft_end(r, &was, now_ns, out);
+}
+
 // ---- views -------------------------------------------------------------------------------------------------------
 
 static void raft_status(const struct replica *r, struct consensus_status *out)
@@ -513,4 +521,5 @@ const struct consensus_ops raft_ops = {
     .status = raft_status,
     .term_at = raft_term_at,
     .check = raft_check,
+    .lost_memory = lost_memory,
 };

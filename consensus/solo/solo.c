@@ -256,6 +256,16 @@ static void solo_step_down(struct replica *r, uint64_t now_ns, struct consensus_
     consensus_out_reset(out);
 }
 
+static void solo_lost_memory(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    (void)now_ns;
+    consensus_out_reset(out);
+    out->role_changed = r->is_leader || r->is_pending;
+    r->is_amnesiac = true;
+    r->is_leader = r->is_pending = false;
+    r->deadline = SOLO_NEVER;
+}
+
 static void solo_status(const struct replica *r, struct consensus_status *out)
 {
     *out = (struct consensus_status){
@@ -335,4 +345,5 @@ const struct consensus_ops solo_ops = {
     .status = solo_status,
     .term_at = solo_term_at,
     .check = solo_check,
+    .lost_memory = solo_lost_memory,
 };

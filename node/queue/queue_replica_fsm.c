@@ -97,6 +97,12 @@ static uint64_t size_estimate(void *ctx)
     return queue_fsm_size_estimate(&r->fsm);
 }
 
+static uint64_t live_count(void *ctx)
+{
+    struct queue_replica *r = ctx;
+    return r->fsm.ready_count + r->fsm.unacked_count;
+}
+
 const struct fsm_ops *queue_replica_fsm_ops(void)
 {
     static const struct fsm_ops ops = {
@@ -111,6 +117,7 @@ const struct fsm_ops *queue_replica_fsm_ops(void)
         .restore_chunk = restore_chunk,
         .restore_end = restore_end,
         .size_estimate = size_estimate,
+        .live_count = live_count,
     };
     return &ops;
 }

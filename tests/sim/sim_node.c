@@ -483,7 +483,7 @@ void sim_node_crash(struct sim_node *n, bool is_power)
 // ---- wrong bits ------------------------------------------------------------------------------------------------------------
 
 // Once a replica that finds damage while it runs says so and leaves the lead (store_hooks.damaged).
-enum { SIM_FLIPS_SEGMENTS = 0 };
+enum { SIM_FLIPS_SEGMENTS = 1 };
 
 struct flip {
     struct sim_node *node;
