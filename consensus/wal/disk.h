@@ -20,11 +20,14 @@ enum disk_open_flag {
 struct disk {
     enum rc (*open)(struct disk *d, const char *path, int flags, struct disk_file **out);  // RC_NO_FILE, RC_IO
     void (*close)(struct disk_file *f);
-    // Makes the file at least `bytes` long, on disk (fallocate; size known to the file system). RC_NO_SPACE, RC_IO.
+    // Makes the file at least `bytes` long, on disk (fallocate; size known to the file system). RC_NO_SPACE: its size is what it
+    // was, and no room was taken. RC_IO.
     enum rc (*allocate)(struct disk_file *f, uint64_t bytes);
-    // Writes all or fails. Unsynced until sync.
+    // Writes all or fails. Unsynced until sync. RC_NO_SPACE: parts may have been written; writing the same again is safe.
     enum rc (*writev)(struct disk_file *f, const struct iovec *iov, int count, uint64_t offset);
-    enum rc (*sync)(struct disk_file *f);  // fdatasync, or fsync where that is needed.
+    // fdatasync, or fsync where that is needed. RC_NO_SPACE: what was written since the last sync of this file is lost, like
+    // after RC_IO, but only of this file: a new one may be thrown away; to one that somebody relies on it is the end (P6).
+    enum rc (*sync)(struct disk_file *f);
     // Reads up to len bytes; *got < len only at the end of the file.
     enum rc (*read)(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got);
     enum rc (*size)(struct disk_file *f, uint64_t *out);

@@ -3,7 +3,7 @@
 //
 // A write that fails, or a sync that fails, is never tried again: the kernel reports a write-back error once and then
 // calls the pages clean although their content is gone (engine-notes §1.9). `failed` is set and everything that would
-// change the disk is refused from then on. No space is not a failure: nothing was promised.
+// change the disk is refused from then on. No space is not a failure: nothing was promised, and there may be room again.
 //
 // Threads: any that may block; a file belongs to one thread at a time. `failed` is read and written atomically.
 #include "consensus/wal/disk.h"
@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 struct disk_posix {
@@ -122,6 +123,11 @@ static enum rc posix_allocate(struct disk_file *f, uint64_t bytes)
     if ((uint64_t)st.st_size >= bytes) {
         return RC_OK;
     }
+    // Asked first, so that a try in vain does not take what is left from others for as long as it lasts.
+    struct statvfs v;
+    if (fstatvfs(f->fd, &v) == 0 && bytes - (uint64_t)st.st_size > (uint64_t)v.f_bavail * v.f_frsize) {
+        return RC_NO_SPACE;
+    }
     int rc;
     do {
         rc = fallocate(f->fd, 0, 0, (off_t)bytes);
@@ -132,9 +138,17 @@ static enum rc posix_allocate(struct disk_file *f, uint64_t bytes)
     if (errno == EOPNOTSUPP || errno == ENOSYS) {
         // The emulation in the C library writes a byte per block; whole chunks are quicker.
         f->needs_fsync = true;
-        return write_zeros(f, (uint64_t)st.st_size, bytes);
+        const enum rc written = write_zeros(f, (uint64_t)st.st_size, bytes);
+        if (written != RC_NO_SPACE) {
+            return written;
+        }
+        errno = ENOSPC;
     }
-    return fail(f->disk, "allocation");
+    const enum rc result = fail(f->disk, "allocation");
+    if (result == RC_NO_SPACE && ftruncate(f->fd, st.st_size) != 0) {
+        return fail(f->disk, "truncation");
+    }
+    return result;
 }
 
 // Moves past `done` bytes. Works on the caller's copy of the vectors.
@@ -203,13 +217,7 @@ static enum rc posix_sync(struct disk_file *f)
     do {
         rc = f->needs_fsync ? fsync(f->fd) : fdatasync(f->fd);
     } while (rc != 0 && errno == EINTR);
-    if (rc == 0) {
-        return RC_OK;
-    }
-    (void)fail(f->disk, "sync");
-    // Even for want of space: the pages that were written are lost (delayed allocation).
-    __atomic_store_n(&f->disk->base.failed, true, __ATOMIC_RELEASE);
-    return RC_IO;
+    return rc == 0 ? RC_OK : fail(f->disk, "sync");
 }
 
 static enum rc posix_read(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got)

@@ -57,26 +57,54 @@ void wal_file_prepare(struct wal *w, uint64_t salt)
     memcpy(w->header_page, &h, sizeof(h));
 }
 
-// Opens a file for `bytes`: from the pool if one fits, else a new one. `path` is its present name.
-static enum rc file_take(struct wal *w, uint64_t bytes, char path[WAL_PATH_MAX], struct disk_file **out)
+static void file_remove(struct wal *w, uint64_t free_seq)
+{
+    char path[WAL_PATH_MAX];
+    wal_free_path(w, free_seq, path);
+    if (w->config.disk->unlink(w->config.disk, path) != RC_OK) {
+        log_warning("wal: %s could not be removed", path);
+    }
+}
+
+// Makes a free file of that number. Without room nothing is left of it.
+static enum rc file_make(struct wal *w, uint64_t free_seq, uint64_t bytes, struct disk_file **out)
 {
     struct disk *d = w->config.disk;
-    uint64_t free_seq = w->seq + 1;
-    if (bytes == w->config.file_bytes && w->pool_count > 0) {
-        if (w->pool_is_dirty) {
-            TRY(d->sync_dir(d, w->dir));
-            w->pool_is_dirty = false;
-        }
-        free_seq = w->pool[--w->pool_count];
-    }
+    char path[WAL_PATH_MAX];
     wal_free_path(w, free_seq, path);
     TRY(d->open(d, path, DISK_READ | DISK_WRITE | DISK_CREATE, out));
     enum rc rc = d->allocate(*out, bytes);
     if (rc != RC_OK) {
         d->close(*out);
         *out = NULL;
+        file_remove(w, free_seq);
     }
     return rc;
+}
+
+// A file for `bytes`: from the pool if one fits, else a new one. *free_seq is its present number.
+static enum rc file_take(struct wal *w, uint64_t bytes, uint64_t *free_seq, struct disk_file **out)
+{
+    struct disk *d = w->config.disk;
+    *free_seq = w->seq + 1;
+    if (bytes == w->config.file_bytes && w->pool_count > 0) {
+        if (w->pool_is_dirty) {
+            TRY(d->sync_dir(d, w->dir));
+            w->pool_is_dirty = false;
+        }
+        *free_seq = w->pool[--w->pool_count];  // There as a rule: nothing is made then.
+    }
+    return file_make(w, *free_seq, bytes, out);
+}
+
+// Back into the pool, or gone: the next try begins like this one.
+static void file_give_back(struct wal *w, uint64_t free_seq)
+{
+    if (free_seq != w->seq + 1) {
+        w->pool[w->pool_count++] = free_seq;
+    } else {
+        file_remove(w, free_seq);
+    }
 }
 
 enum rc wal_file_begin(struct wal *w, struct disk_file **out)
@@ -85,8 +113,10 @@ enum rc wal_file_begin(struct wal *w, struct disk_file **out)
     const struct wal_batch *b = &w->batch;
     char path[WAL_PATH_MAX];
     char name[WAL_PATH_MAX];
+    uint64_t free_seq = 0;
     struct disk_file *f = NULL;
-    TRY(file_take(w, b->file_bytes, path, &f));
+    TRY(file_take(w, b->file_bytes, &free_seq, &f));
+    wal_free_path(w, free_seq, path);
     wal_file_path(w->dir, w->seq + 1, name, sizeof(name));
     enum rc rc = wal_batch_write(w, f);
     if (rc == RC_OK) {
@@ -95,12 +125,17 @@ enum rc wal_file_begin(struct wal *w, struct disk_file **out)
     if (rc == RC_OK) {
         rc = d->rename(d, path, name);
     }
+    if (rc == RC_NO_SPACE) {  // Nobody relies on the file yet, not even on its name.
+        d->close(f);
+        file_give_back(w, free_seq);
+        return rc;
+    }
     if (rc == RC_OK) {
         rc = d->sync_dir(d, w->dir);
     }
     if (rc != RC_OK) {
         d->close(f);
-        return rc;
+        return rc == RC_NO_SPACE ? RC_IO : rc;
     }
     w->pool_is_dirty = false;
     *out = f;
@@ -124,6 +159,50 @@ void wal_file_discard(struct wal *w, uint64_t seq, uint64_t bytes)
     w->pool_is_dirty = true;
     if (is_kept) {
         w->pool[w->pool_count++] = seq;
+    }
+}
+
+// A number that no free file has nor ever will get by retirement: those of the log's files are from its oldest on.
+static bool free_number(const struct wal *w, uint64_t *out)
+{
+    const uint64_t oldest = list_is_empty(&w->files) ? w->seq + 1 : list_entry(w->files.next, struct wal_file, link)->seq;
+    for (uint64_t n = oldest; n-- > 0;) {
+        bool is_taken = false;
+        for (uint32_t i = 0; i < w->pool_count; i++) {
+            is_taken = is_taken || w->pool[i] == n;
+        }
+        if (!is_taken) {
+            *out = n;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool wal_is_short(const struct wal *w)
+{
+    return w->pool_count < w->config.reserve_files;
+}
+
+bool wal_top_up(struct wal *w)
+{
+    uint64_t number;
+    while (wal_is_short(w) && free_number(w, &number)) {
+        struct disk_file *f = NULL;
+        const enum rc rc = file_make(w, number, w->config.file_bytes, &f);
+        if (rc != RC_OK) {
+            return false;
+        }
+        w->config.disk->close(f);
+        w->pool[w->pool_count++] = number;
+    }
+    return !wal_is_short(w);
+}
+
+void wal_trim(struct wal *w)
+{
+    while (w->pool_count > w->config.reserve_files) {
+        file_remove(w, w->pool[--w->pool_count]);
     }
 }
 

@@ -7,6 +7,7 @@
 #include "node/base/env.h"
 
 enum {
+    WAL_RESERVE_MAX = 1,
     WAL_POOL_MAX = 3,          // Retired files kept for reuse; more are removed. A reserve of 192 MiB at the default size.
     WAL_MERGE_FRACTION = 16,   // At start a last file less full than 1/16 is copied into the new one, so that a node
                                // that is restarted over and over does not leave a file behind each time.
@@ -100,6 +101,9 @@ void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t
                        void (*on_done)(void *ctx, struct wal_submission *s), void *ctx);
 // Composes everything waiting, whatever its size, into one batch that begins a new file (recovery). May be empty.
 void wal_compose_whole(struct wal *w);
+
+// Forgets the composed batch and all submissions, as a crash would. Only wal_close comes next.
+void wal_abandon(struct wal *w);
 
 // Adds to a list of vectors that grows.
 static inline void wal_iov_add(struct iovec **iov, int *count, int *cap, const void *ptr, uint64_t len)

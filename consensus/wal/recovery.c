@@ -150,7 +150,11 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
     wal_submit(w, s);
     wal_compose_whole(w);
     enum rc rc = wal_write(w);
-    wal_complete(w, rc);
+    if (rc == RC_NO_SPACE) {
+        wal_abandon(w);  // No start now; nothing has failed.
+    } else {
+        wal_complete(w, rc);
+    }
     w->config.on_done = on_done;
     return rc;
 }

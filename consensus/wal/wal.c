@@ -11,7 +11,8 @@
 // - A range lies whole in one batch, a batch whole in one file. A batch starts at a multiple of `align`.
 // - Submissions complete in order, each when its last range is durable; an empty one when those before it are. Those that
 //   name a group have an order of their own: region.c.
-// - After the first failed write or sync nothing is written again and everything completes with that error (P6).
+// - After the first failed write or sync nothing is written again and everything completes with that error (P6). Want of room is
+//   no failure as long as nothing was synced: the batch stays composed and is written again, to the same place.
 //
 // Deliberately not here: threads, retries, and any knowledge of what a record means.
 #include "consensus/wal/internal.h"
@@ -26,6 +27,7 @@ struct wal *wal_create(const struct wal_config *config)
     assert(config->align >= RECORD_ALIGN && config->align <= WAL_ALIGN_MAX);
     assert((config->align & (config->align - 1)) == 0);
     assert(config->file_bytes > WAL_HEADER_BYTES);
+    assert(config->reserve_files <= WAL_RESERVE_MAX);
     struct wal *w = mem_zalloc(sizeof(*w));
     w->config = *config;
     w->dir = mem_strndup(config->dir, strlen(config->dir));
@@ -349,8 +351,8 @@ enum rc wal_write(struct wal *w)
         }
     } else {
         rc = wal_batch_write(w, w->file);
-        if (rc == RC_OK) {
-            rc = d->sync(w->file);
+        if (rc == RC_OK && d->sync(w->file) != RC_OK) {
+            rc = RC_IO;  // For want of room too: batches before this one may lie in the pages that were lost.
         }
     }
     return rc;
@@ -392,6 +394,15 @@ void wal_complete(struct wal *w, enum rc rc)
     if (closed != 0 && w->config.on_file_closed != NULL) {
         w->config.on_file_closed(w->config.ctx, closed);
     }
+}
+
+void wal_abandon(struct wal *w)
+{
+    w->batch.is_composed = false;
+    list_init(&w->composed);
+    list_init(&w->waiting);
+    list_init(&w->named);
+    w->region.of = NULL;
 }
 
 uint64_t wal_current_seq(const struct wal *w)

@@ -14,6 +14,9 @@
 // next call (completions are due to it, so it is called again); this thread keeps a list per worker that the worker
 // asks for when its ring is empty.
 //
+// A full disk ends nothing: the batch that wants a new file waits for room, and all others behind it. Before that there is a
+// file in reserve; when it cannot be made up any more the workers learn of it (shared_is_short), so that publishers stop.
+//
 // A failed disk ends the process here (P6): nothing that was not acknowledged may be taken for done, and no vote given.
 #include "consensus/wal/internal.h"
 #include "node/base/log.h"
@@ -29,6 +32,7 @@
 enum {
     RING_SLOTS = 1024,   // Submissions of one worker on their way; one is made per loop turn.
     SLOW_DISK_NS_PER_BYTE = 20,  // 50 MB/s.
+    ROOM_RETRY_MS = 100,  // A batch without room for its file is tried again so often, and when a file is retired.
     MARK_AFTER_MS = 10,  // Quiet time after which the last batch gets a mark (README.md).
 };
 
@@ -58,6 +62,9 @@ struct wal_thread {
     _Atomic(struct retirement *) shared_retired; // Stack; pushed by anyone, taken whole by the WAL thread.
     _Atomic uint64_t shared_batch_start_ns;      // 0: no batch is being written. Relaxed: a gauge.
     _Atomic uint32_t shared_file_count;          // Relaxed: a gauge.
+    _Atomic bool shared_is_short;                // Relaxed: workers are woken when it changes.
+    _Atomic bool shared_is_stuck;                // The same: the composed batch waits for room.
+    _Atomic bool shared_wants_room;              // wal_thread_make_room was called (release, acquire).
 };
 
 // ---- any thread ------------------------------------------------------------------------------------------------
@@ -129,6 +136,22 @@ uint64_t wal_thread_age_ns(struct wal_thread *t)
     return start == 0 || now < start ? 0 : now - start;
 }
 
+bool wal_thread_is_short(struct wal_thread *t)
+{
+    return atomic_load_explicit(&t->shared_is_short, memory_order_relaxed) || wal_thread_is_stuck(t);
+}
+
+bool wal_thread_is_stuck(struct wal_thread *t)
+{
+    return atomic_load_explicit(&t->shared_is_stuck, memory_order_relaxed);
+}
+
+void wal_thread_make_room(struct wal_thread *t)
+{
+    atomic_store_explicit(&t->shared_wants_room, true, memory_order_release);
+    wake(t);
+}
+
 uint32_t wal_thread_file_count(struct wal_thread *t)
 {
     return atomic_load_explicit(&t->shared_file_count, memory_order_relaxed);
@@ -158,6 +181,23 @@ static void on_file_closed(void *ctx, uint64_t file_seq)
     }
 }
 
+// Sets one of the two flags and tells the workers if it was otherwise.
+static void tell(struct wal_thread *t, _Atomic bool *flag, bool is_on, const char *what)
+{
+    if (atomic_exchange_explicit(flag, is_on, memory_order_relaxed) == is_on) {
+        return;
+    }
+    log_warning("wal: %s%s", is_on ? "the disk has no room for " : "there is room again for ", what);
+    for (uint32_t i = 0; i < t->config.workers; i++) {
+        t->config.wake(t->config.wake_ctx, i);
+    }
+}
+
+static void top_up(struct wal_thread *t)
+{
+    tell(t, &t->shared_is_short, !wal_top_up(t->wal), "the file that is kept in reserve");
+}
+
 // Takes what the other threads left for us. True if there was anything. When we must stop the workers have ended and
 // what they could not push is ours too.
 static bool take(struct wal_thread *t, bool must_stop)
@@ -175,12 +215,20 @@ static bool take(struct wal_thread *t, bool must_stop)
         }
     }
     struct retirement *r = atomic_exchange_explicit(&t->shared_retired, NULL, memory_order_acquire);
+    const bool has_room = r != NULL;
     while (r != NULL) {
         struct retirement *next = r->next;
         wal_retire(t->wal, r->seq);
         free(r);
         r = next;
         any = true;
+    }
+    if (atomic_load_explicit(&t->shared_wants_room, memory_order_relaxed) &&
+        atomic_exchange_explicit(&t->shared_wants_room, false, memory_order_acquire)) {
+        wal_trim(t->wal);
+        top_up(t);
+    } else if (has_room && atomic_load_explicit(&t->shared_is_short, memory_order_relaxed)) {
+        top_up(t);
     }
     return any;
 }
@@ -221,14 +269,22 @@ static _Noreturn void die(struct wal_thread *t, enum rc rc)
     abort();
 }
 
-static void write_batch(struct wal_thread *t)
+// False: there is no room. The batch is to be written again later.
+static bool write_batch(struct wal_thread *t)
 {
+    const bool is_roll = t->wal->batch.is_roll;
     uint64_t now = clock_mono_ns(env_system_clock());
     // One large record may rightly take seconds: its bytes are allowed the time a slow disk needs for them, so that only a
     // disk that stands still looks old.
     const uint64_t allowed = (t->wal->batch.padded_bytes + t->wal->batch.slice_bytes) * SLOW_DISK_NS_PER_BYTE;
-    atomic_store_explicit(&t->shared_batch_start_ns, now + allowed, memory_order_relaxed);
+    if (!wal_thread_is_stuck(t)) {  // Else it has been waiting for longer.
+        atomic_store_explicit(&t->shared_batch_start_ns, now + allowed, memory_order_relaxed);
+    }
     enum rc rc = wal_write(t->wal);
+    tell(t, &t->shared_is_stuck, rc == RC_NO_SPACE, "the log's next file");
+    if (rc == RC_NO_SPACE) {
+        return false;
+    }
     if (rc != RC_OK) {
         die(t, rc);
     }
@@ -237,11 +293,16 @@ static void write_batch(struct wal_thread *t)
     if (t->wal->has_failed) {
         die(t, RC_IO);
     }
+    if (is_roll) {
+        top_up(t);
+    }
+    return true;
 }
 
 static bool has_input(struct wal_thread *t)
 {
     bool has = atomic_load_explicit(&t->shared_must_stop, memory_order_acquire) ||
+               atomic_load_explicit(&t->shared_wants_room, memory_order_relaxed) ||
                atomic_load_explicit(&t->shared_retired, memory_order_relaxed) != NULL;
     for (uint32_t i = 0; i < t->config.workers && !has; i++) {
         has = ring_count(&t->workers[i].in) > 0 ||
@@ -250,14 +311,15 @@ static bool has_input(struct wal_thread *t)
     return has;
 }
 
-// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted.
+// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted, or for ROOM_RETRY_MS while a batch
+// waits for room.
 static bool sleep_until_woken(struct wal_thread *t)
 {
     (void)atomic_exchange_explicit(&t->shared_is_asleep, true, memory_order_acq_rel);
     bool is_woken = true;
     if (!has_input(t)) {
         struct pollfd p = {.fd = t->wake_fd, .events = POLLIN};
-        is_woken = poll(&p, 1, t->wal->needs_mark ? MARK_AFTER_MS : -1) != 0;
+        is_woken = poll(&p, 1, wal_thread_is_stuck(t) ? ROOM_RETRY_MS : t->wal->needs_mark ? MARK_AFTER_MS : -1) != 0;
     }
     if (!atomic_exchange_explicit(&t->shared_is_asleep, false, memory_order_acq_rel)) {
         uint64_t count;  // Somebody lowered the flag: his write is there or about to be; it must not wake us twice.
@@ -278,9 +340,9 @@ static void *run(void *arg)
     for (;;) {
         bool must_stop = atomic_load_explicit(&t->shared_must_stop, memory_order_acquire);
         bool any = take(t, must_stop);
-        if (wal_compose(t->wal)) {
-            write_batch(t);
-            any = true;
+        const bool has_batch = t->wal->batch.is_composed || wal_compose(t->wal);
+        if (has_batch) {
+            any = write_batch(t);
         } else if (t->wal->has_failed) {
             die(t, RC_IO);
         }
@@ -290,11 +352,14 @@ static void *run(void *arg)
             continue;
         }
         if (must_stop || !sleep_until_woken(t)) {
-            if (wal_compose_mark(t->wal)) {
-                write_batch(t);
+            if (!t->wal->batch.is_composed && wal_compose_mark(t->wal)) {
+                (void)write_batch(t);  // Without room it stays composed.
             }
         }
         if (must_stop) {
+            if (t->wal->batch.is_composed) {
+                wal_abandon(t->wal);  // Nobody was told that it is durable.
+            }
             return NULL;
         }
     }
@@ -350,6 +415,7 @@ enum rc wal_thread_start(const struct wal_thread_config *config, struct wal *w, 
     atomic_store_explicit(&t->shared_file_count, wal_file_count(w), memory_order_relaxed);
     t->wake_fd = eventfd(0, EFD_CLOEXEC);
     wal_set_callbacks(w, on_file_closed, on_done, t);
+    top_up(t);
     if (t->wake_fd < 0 || pthread_create(&t->thread, NULL, run, t) != 0) {
         thread_free(t);
         return RC_SYSTEM;

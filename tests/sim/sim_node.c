@@ -58,6 +58,10 @@ static void wal_written(struct sim *s, void *arg, uint64_t number)
     if (sim_disk_is_dead(n->disk)) {
         return;  // The power went; the step ends the node.
     }
+    if (rc == RC_NO_SPACE) {
+        sim_node_at(n, 100 * SIM_MS, wal_written, n, 0, NULL);  // Nothing was promised; the same batch again.
+        return;
+    }
     if (rc != RC_OK) {
         sim_log(s, "node %u: write-ahead log failed", n->id);
         sim_node_crash(n, true);  // P6: the process ends.
@@ -67,6 +71,7 @@ static void wal_written(struct sim *s, void *arg, uint64_t number)
     wal_complete(w, rc);
     n->vouched_seq = wal_current_seq(w);
     n->vouched_offset = offset;
+    (void)wal_top_up(w);  // Without room the next file has to do without a reserve.
     wal_pump(n);
     if (!n->is_wal_busy) {
         sim_node_at(n, 10 * SIM_MS, wal_mark, n, 0, NULL);

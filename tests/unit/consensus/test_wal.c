@@ -221,21 +221,6 @@ START_TEST(a_disk_that_failed_elsewhere_is_not_written_to)
 }
 END_TEST
 
-START_TEST(no_space_for_a_new_file_fails_the_log)
-{
-    write_one(&fx, 1, 1, 40000);
-    sim_disk_set_budget(fx.disk, (64 << 10) + 100);
-    struct sent *s = submit(&fx, 1, 2, 40000);
-    drive(&fx);
-    ck_assert_int_eq(s->submission.result, RC_NO_SPACE);
-    sim_disk_set_budget(fx.disk, UINT64_MAX);
-    sim_disk_kill(fx.disk);
-    close_wal(&fx);
-    open_wal(&fx);
-    assert_seen(&fx, 1, 1);
-}
-END_TEST
-
 START_TEST(a_mark_is_written_once_after_records_and_not_after_a_mark)
 {
     ck_assert(!wal_compose_mark(fx.wal));  // Opening ended with a batch that needs nobody to vouch for it.
@@ -322,7 +307,6 @@ int main(void)
     tcase_add_test(t, a_record_larger_than_a_file_gets_a_file_of_its_size);
     tcase_add_test(t, after_a_failed_sync_everything_completes_with_the_error);
     tcase_add_test(t, a_disk_that_failed_elsewhere_is_not_written_to);
-    tcase_add_test(t, no_space_for_a_new_file_fails_the_log);
     tcase_add_test(t, a_mark_is_written_once_after_records_and_not_after_a_mark);
     tcase_add_test(t, retired_files_are_used_again_and_their_content_is_not_replayed);
     tcase_add_test(t, files_are_given_back_in_order_of_age_only);

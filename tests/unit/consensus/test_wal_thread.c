@@ -60,7 +60,7 @@ static enum rc on_replay(void *ctx, const struct wal_recovered *r)
 
 static void open_all(uint64_t file_bytes)
 {
-    struct wal_config config = {.disk = disk, .dir = "wal", .file_bytes = file_bytes, .align = 512, .random = 5};
+    struct wal_config config = {.disk = disk, .dir = "wal", .file_bytes = file_bytes, .align = 512, .random = 5, .reserve_files = 1};
     struct wal_report report;
     replayed = 0;
     ck_assert_int_eq(wal_open(&config, 1, on_replay, NULL, NULL, &report, &wal), RC_OK);
@@ -259,6 +259,102 @@ START_TEST(an_idle_thread_sleeps)
 }
 END_TEST
 
+// ---- no room -------------------------------------------------------------------------------------------------------
+
+static enum rc (*real_allocate)(struct disk_file *f, uint64_t bytes);
+static _Atomic bool shared_is_full;
+
+static enum rc full_allocate(struct disk_file *f, uint64_t bytes)
+{
+    uint64_t size = 0;
+    ck_assert_int_eq(disk->size(f, &size), RC_OK);
+    return size < bytes && atomic_load(&shared_is_full) ? RC_NO_SPACE : real_allocate(f, bytes);
+}
+
+static void wait_for(bool (*is)(struct wal_thread *t), bool wanted)
+{
+    for (int i = 0; i < 1000 && is(thread) != wanted; i++) {
+        struct pollfd p = {.fd = wake_fds[0], .events = POLLIN};  // Workers are woken when it changes.
+        if (poll(&p, 1, 10) == 1) {
+            wait_wake(0);
+        }
+    }
+    ck_assert(is(thread) == wanted);
+}
+
+static uint8_t large[70000];
+static struct wal_range large_range;
+static struct wal_submission large_submission;
+
+static void submit_large(uint32_t len)
+{
+    struct record_disk r = {.len = len - RECORD_HEADER_BYTES, .group = 1, .index = 1, .term = 1, .kind = RECORD_ENTRY};
+    memset(large, 0, sizeof(large));
+    memcpy(large, &r, sizeof(r));
+    r.crc = crc32c(0, large + 4, RECORD_HEADER_BYTES - 4 + r.len);
+    memcpy(large, &r.crc, sizeof(r.crc));
+    large_range = (struct wal_range){.ptr = large, .len = len};
+    large_submission = (struct wal_submission){.ranges = &large_range, .ranges_count = 1, .bytes = len, .result = RC_BUG};
+    wal_thread_submit(thread, 0, &large_submission);
+}
+
+static void wait_done(void)
+{
+    struct wal_submission *s;
+    while ((s = wal_thread_poll(thread, 0)) == NULL) {
+        wait_wake(0);
+    }
+    ck_assert_ptr_eq(s, &large_submission);
+    ck_assert_int_eq(s->result, RC_OK);
+}
+
+START_TEST(on_a_full_disk_the_log_goes_on_in_what_is_retired_and_waits_beyond_that)
+{
+    real_allocate = disk->allocate;
+    disk->allocate = full_allocate;
+    atomic_store(&shared_is_full, false);
+    open_all(64 << 10);
+    wait_for(wal_thread_is_short, false);
+    atomic_store(&shared_is_full, true);
+    for (int i = 0; i < 10; i++) {
+        submit_large(40000);  // A file each; the one before is retired.
+        wait_done();
+    }
+    submit_large(70000);  // Wants a file of another size: there is none.
+    wait_for(wal_thread_is_stuck, true);
+    ck_assert(wal_thread_is_short(thread));
+    ck_assert_ptr_null(wal_thread_poll(thread, 0));
+    atomic_store(&shared_is_full, false);
+    wait_done();
+    wal_thread_make_room(thread);
+    wait_for(wal_thread_is_short, false);
+    close_all();
+    disk->allocate = real_allocate;
+    ck_assert(!disk->failed);
+}
+END_TEST
+
+START_TEST(a_thread_that_waits_for_room_can_be_stopped)
+{
+    real_allocate = disk->allocate;
+    disk->allocate = full_allocate;
+    atomic_store(&shared_is_full, false);
+    open_all(64 << 10);
+    atomic_store(&shared_is_full, true);
+    submit_large(70000);  // Wants a file of its own.
+    wait_for(wal_thread_is_stuck, true);
+    for (int i = 0; i < 1000 && wal_thread_age_ns(thread) == 0; i++) {
+        struct pollfd p = {.fd = -1};
+        ck_assert_int_eq(poll(&p, 1, 5), 0);
+    }
+    ck_assert_uint_gt(wal_thread_age_ns(thread), 0);  // A disk that stands still: decision 7.
+    ck_assert_ptr_null(wal_thread_poll(thread, 0));
+    close_all();
+    disk->allocate = real_allocate;
+    ck_assert_int_eq(large_submission.result, RC_BUG);  // Nobody was told anything.
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("wal_thread");
@@ -270,6 +366,8 @@ int main(void)
     tcase_add_test(t, a_quiet_log_vouches_for_its_last_batch);
     tcase_add_test(t, a_failed_sync_ends_the_process_and_leaves_a_mark);
     tcase_add_test(t, an_idle_thread_sleeps);
+    tcase_add_test(t, on_a_full_disk_the_log_goes_on_in_what_is_retired_and_waits_beyond_that);
+    tcase_add_test(t, a_thread_that_waits_for_room_can_be_stopped);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

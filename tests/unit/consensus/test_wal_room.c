@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// The log on a full disk: nothing is promised, nothing fails, and it goes on when there is room. The file in reserve.
+// links: node/base proto consensus/wal
+#include "tests/unit/consensus/wal_fixture.h"
+
+static struct fixture fx;
+
+static void setup(void)
+{
+    fixture_init(&fx, 64 << 10, 8);
+}
+static void teardown(void)
+{
+    fixture_deinit(&fx);
+}
+
+static void begin(uint32_t reserve)
+{
+    fx.config.reserve_files = reserve;
+    open_wal(&fx);
+    ck_assert(wal_top_up(fx.wal));
+}
+
+static void no_room(void)
+{
+    sim_disk_set_budget(fx.disk, sim_disk_used(fx.disk));
+}
+
+static void room(void)
+{
+    sim_disk_set_budget(fx.disk, UINT64_MAX);
+}
+
+static void reopen(bool is_power)
+{
+    struct rng rng;
+    rng_seed(&rng, 3);
+    if (is_power) {
+        sim_disk_crash(fx.disk, &rng);
+    } else {
+        sim_disk_kill(fx.disk);
+    }
+    close_wal(&fx);
+    open_wal(&fx);
+}
+
+static void expect_seen(uint64_t last)
+{
+    ck_assert_uint_eq(fx.seen_count, last);
+    for (uint64_t i = 0; i < last; i++) {
+        ck_assert_uint_eq(fx.seen[i].index, i + 1);
+    }
+}
+
+START_TEST(without_room_for_a_new_file_all_waits_and_goes_on_when_there_is_room)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    no_room();
+    struct sent *a = submit(&fx, 1, 2, 40000);
+    struct sent *b = submit(&fx, 1, 3, 100);
+    drive(&fx);
+    drive(&fx);
+    ck_assert(!a->is_done && !b->is_done);
+    ck_assert(!fx.config.disk->failed);
+    struct sent *c = submit(&fx, 1, 4, 100);  // Also while it waits.
+    drive(&fx);
+    ck_assert(!c->is_done);
+    room();
+    drive(&fx);
+    ck_assert(a->is_done && b->is_done && c->is_done);
+    ck_assert_int_eq(a->submission.result, RC_OK);
+    reopen(true);
+    expect_seen(4);
+}
+END_TEST
+
+START_TEST(a_try_in_vain_takes_no_room_from_others)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    sim_disk_set_budget(fx.disk, sim_disk_used(fx.disk) + 1000);
+    const uint64_t used = sim_disk_used(fx.disk);
+    submit(&fx, 1, 2, 40000);
+    drive(&fx);
+    ck_assert_int_eq(fx.config.disk->sync_dir(fx.config.disk, "wal"), RC_OK);
+    ck_assert_uint_eq(sim_disk_used(fx.disk), used);
+}
+END_TEST
+
+// Loop: the power fails, or only the process ends.
+START_TEST(what_waits_for_room_when_the_node_ends_was_not_promised_and_what_was_is_there)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    no_room();
+    struct sent *a = submit(&fx, 1, 2, 40000);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    room();
+    reopen(_i == 1);
+    expect_seen(1);
+    ck_assert(!fx.report.is_corrupt);
+}
+END_TEST
+
+START_TEST(a_start_without_room_is_refused_and_harms_nothing)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    close_wal(&fx);
+    no_room();
+    ck_assert_int_eq(try_open(&fx, 1), RC_NO_SPACE);
+    ck_assert(!fx.config.disk->failed);
+    room();
+    open_wal(&fx);
+    expect_seen(1);
+}
+END_TEST
+
+START_TEST(a_retired_file_is_room)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    const uint64_t first = wal_current_seq(fx.wal);
+    write_one(&fx, 1, 2, 40000);
+    no_room();
+    struct sent *a = submit(&fx, 1, 3, 40000);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    wal_retire(fx.wal, first);
+    drive(&fx);
+    ck_assert(a->is_done);
+    room();
+    sim_disk_kill(fx.disk);
+    close_wal(&fx);
+    ck_assert_int_eq(try_open(&fx, first + 1), RC_OK);
+    ck_assert(!fx.report.is_corrupt);
+    ck_assert_uint_eq(fx.seen[fx.seen_count - 1].index, 3);
+}
+END_TEST
+
+START_TEST(the_file_in_reserve_carries_the_log_on_when_the_disk_is_full)
+{
+    begin(1);
+    write_one(&fx, 1, 1, 40000);
+    const uint64_t first = wal_current_seq(fx.wal);
+    no_room();
+    write_one(&fx, 1, 2, 40000);
+    ck_assert(wal_is_short(fx.wal));
+    ck_assert(!wal_top_up(fx.wal));
+    write_one(&fx, 1, 3, 20000);  // Room for what settles: the rest of that file.
+    struct sent *a = submit(&fx, 1, 4, 40000);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    wal_retire(fx.wal, first);
+    ck_assert(!wal_is_short(fx.wal));
+    drive(&fx);
+    ck_assert(a->is_done);
+    ck_assert(wal_is_short(fx.wal));
+    room();
+    ck_assert(wal_top_up(fx.wal));
+}
+END_TEST
+
+START_TEST(a_reserve_is_kept_over_a_restart_and_used_by_it)
+{
+    begin(1);
+    write_one(&fx, 1, 1, 40000);
+    no_room();
+    reopen(false);  // Needs a new file.
+    expect_seen(1);
+    write_one(&fx, 1, 2, 10000);
+}
+END_TEST
+
+START_TEST(trimming_gives_away_what_is_beyond_the_reserve)
+{
+    begin(1);
+    for (uint64_t i = 1; i <= 4; i++) {
+        write_one(&fx, 1, i, 40000);
+    }
+    for (uint64_t seq = wal_current_seq(fx.wal) - 3; seq < wal_current_seq(fx.wal); seq++) {
+        wal_retire(fx.wal, seq);
+    }
+    const uint64_t used = sim_disk_used(fx.disk);
+    wal_trim(fx.wal);
+    ck_assert_int_eq(fx.config.disk->sync_dir(fx.config.disk, "wal"), RC_OK);
+    ck_assert_uint_le(sim_disk_used(fx.disk), used - 2 * (64 << 10));
+    ck_assert(!wal_is_short(fx.wal));
+}
+END_TEST
+
+// Files of the pool, of the reserve and of the log have numbers of their own, whatever comes in whatever order.
+START_TEST(numbers_of_free_files_never_meet)
+{
+    struct rng rng;
+    rng_seed(&rng, (uint64_t)_i + 1);
+    begin(1);
+    uint64_t oldest = 1, index = 0, retired_to = 0;
+    for (int step = 0; step < 400; step++) {
+        switch (rng_below(&rng, 7)) {
+        case 0:
+            no_room();
+            break;
+        case 1:
+            room();
+            break;
+        case 2:
+            (void)wal_top_up(fx.wal);
+            break;
+        case 3:
+            wal_trim(fx.wal);
+            break;
+        case 4:
+            if (oldest < wal_current_seq(fx.wal) && fx.wal->file) {
+                retired_to = index;
+                wal_retire(fx.wal, oldest++);
+            }
+            break;
+        case 5:
+            submit(&fx, 1, ++index, rng_below(&rng, 8) == 0 ? 100000 : 30000);
+            drive(&fx);
+            break;
+        case 6:
+            drive(&fx);
+            break;
+        }
+        for (uint32_t i = 0; i < fx.wal->pool_count; i++) {
+            for (uint32_t k = 0; k < i; k++) {
+                ck_assert_uint_ne(fx.wal->pool[i], fx.wal->pool[k]);
+            }
+            char path[WAL_PATH_MAX];
+            wal_free_path(fx.wal, fx.wal->pool[i], path);
+            ck_assert(sim_disk_exists(fx.disk, path));
+        }
+        ck_assert(!fx.config.disk->failed);
+    }
+    room();
+    drive(&fx);
+    for (uint32_t i = 0; i < fx.sent_count; i++) {
+        ck_assert(fx.sent[i]->is_done);
+        ck_assert_int_eq(fx.sent[i]->submission.result, RC_OK);
+    }
+    sim_disk_kill(fx.disk);
+    close_wal(&fx);
+    ck_assert_int_eq(try_open(&fx, oldest), RC_OK);
+    ck_assert(!fx.report.is_corrupt);
+    ck_assert_uint_ge(retired_to + fx.seen_count, index > retired_to ? index - retired_to : 0);
+    if (index > 0 && fx.seen_count > 0) {
+        ck_assert_uint_eq(fx.seen[fx.seen_count - 1].index, index);
+    }
+}
+END_TEST
+
+static enum rc full_sync(struct disk_file *f)
+{
+    (void)f;
+    return RC_NO_SPACE;
+}
+
+// What a sync loses for want of room may be of batches long acknowledged, in a file that is in use; a new file is nobody's yet.
+START_TEST(a_sync_without_room_is_a_failure_in_a_file_in_use_and_none_in_a_new_one)
+{
+    begin(0);
+    enum rc (*sync)(struct disk_file *f) = fx.config.disk->sync;
+    write_one(&fx, 1, 1, 40000);
+    fx.config.disk->sync = full_sync;
+    struct sent *a = submit(&fx, 1, 2, 40000);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    fx.config.disk->sync = sync;
+    drive(&fx);
+    ck_assert_int_eq(a->submission.result, RC_OK);
+    fx.config.disk->sync = full_sync;
+    struct sent *b = submit(&fx, 1, 3, 100);
+    drive(&fx);
+    ck_assert_int_eq(b->submission.result, RC_IO);
+    ck_assert(fx.config.disk->failed);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("wal_room");
+    TCase *t = tcase_create("all");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, without_room_for_a_new_file_all_waits_and_goes_on_when_there_is_room);
+    tcase_add_test(t, a_try_in_vain_takes_no_room_from_others);
+    tcase_add_loop_test(t, what_waits_for_room_when_the_node_ends_was_not_promised_and_what_was_is_there, 0, 2);
+    tcase_add_test(t, a_start_without_room_is_refused_and_harms_nothing);
+    tcase_add_test(t, a_retired_file_is_room);
+    tcase_add_test(t, the_file_in_reserve_carries_the_log_on_when_the_disk_is_full);
+    tcase_add_test(t, a_reserve_is_kept_over_a_restart_and_used_by_it);
+    tcase_add_test(t, trimming_gives_away_what_is_beyond_the_reserve);
+    tcase_add_loop_test(t, numbers_of_free_files_never_meet, 0, 10);
+    tcase_add_test(t, a_sync_without_room_is_a_failure_in_a_file_in_use_and_none_in_a_new_one);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    const int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
