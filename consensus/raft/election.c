@@ -204,10 +204,11 @@ static bool is_up_to_date(const struct replica *r, const struct consensus_msg *m
     return m->index_term > term || (m->index_term == term && m->index >= r->last);
 }
 
-// While a leader lives nobody else is helped; the leader itself is (it may have stepped down and come back).
+// While a leader lives nobody else is helped; the leader itself is (it may have stepped down and come back). Whoever has an
+// entry of a later term than ours proves that our leader is none any more: somebody was elected since.
 static bool is_held_by_leader(const struct replica *r, const struct consensus_msg *m)
 {
-    return !m->is_transfer && raft_leader_is_live(r) && m->from != r->leader;
+    return !m->is_transfer && raft_leader_is_live(r) && m->from != r->leader && m->index_term <= r->hard.term;
 }
 
 // P4: nothing of ours changes here, whatever the answer.
