@@ -133,18 +133,30 @@ enum rc cold_record(struct cold *c, struct cold_file f, uint64_t position, uint6
     return rc;
 }
 
-enum rc cold_large_size(struct cold *c, struct cold_file f, uint64_t position, uint64_t *size)
+// Size of the record at `position`, which is in the buffer, if it is a large one; else 0.
+static uint64_t large_size(const struct cold *c, uint64_t position)
 {
     struct record_disk r;
     uint64_t n = 0;
-    if (!is_buffered(c, f, position, RECORD_HEADER_BYTES)) {
+    const size_t at = position - c->buf_pos;
+    const enum rc rc = record_peek(span_of(c->buf + at, c->buf_len - at), &r, &n);
+    n = rc == RC_MORE && c->buf_len - at >= RECORD_HEADER_BYTES ? record_size(r.len) : 0;
+    return n > COLD_LARGE_BYTES ? n : 0;
+}
+
+enum rc cold_large_size(struct cold *c, struct cold_file f, uint64_t position, uint64_t *size)
+{
+    const bool was_buffered = is_buffered(c, f, position, RECORD_HEADER_BYTES);
+    if (!was_buffered) {
         choose_ahead(c, f, position);
         TRY(fill(c, f, position, RECORD_HEADER_BYTES));
     }
-    const size_t at = position - c->buf_pos;
-    const enum rc rc = record_peek(span_of(c->buf + at, c->buf_len - at), &r, &n);
-    // Whatever else it says: reading it as a whole looks twice.
-    *size = rc == RC_MORE && c->buf_len - at >= RECORD_HEADER_BYTES && record_size(r.len) > COLD_LARGE_BYTES ? record_size(r.len) : 0;
+    *size = large_size(c, position);
+    if (*size > 0 && was_buffered) {
+        // What was read ahead may be of the file's life before (a recycled WAL file). Else: reading it as a whole looks twice.
+        TRY(fill(c, f, position, RECORD_HEADER_BYTES));
+        *size = large_size(c, position);
+    }
     return RC_OK;
 }
 

@@ -426,6 +426,39 @@ START_TEST(a_deleted_group_is_not_reported_and_may_come_back_empty)
 }
 END_TEST
 
+// A file is read ahead beyond what has been written to it in this life; there may be anything.
+START_TEST(what_was_read_ahead_of_a_recycled_file_is_not_believed_to_be_large)
+{
+    struct disk *d = sim_disk_base(fx.disk);
+    struct cold cold;
+    struct disk_file *file;
+    struct buf records;
+    struct record_disk r = {.len = COLD_LARGE_BYTES, .group = 7, .index = 1, .term = 1, .kind = RECORD_ENTRY};
+    struct span record;
+    char path[64];
+    uint64_t size = 1;
+    buf_init(&records);
+    record_put(&records, 7, 1, 1, RECORD_ENTRY, 0, 0, span_of((const uint8_t *)"first", 5));
+    const uint64_t second = records.len;
+    record_put(&records, 7, 2, 1, RECORD_ENTRY, 0, 0, span_of((const uint8_t *)"second", 6));
+    wal_file_path("wal", 999, path, sizeof(path));
+    ck_assert_int_eq(d->open(d, path, DISK_READ | DISK_WRITE | DISK_CREATE, &file), RC_OK);
+    struct iovec iov[2] = {{records.ptr, second}, {&r, sizeof(r)}};  // The header of a large record that once was here.
+    ck_assert_int_eq(d->writev(file, iov, 2, 0), RC_OK);
+    cold_init(&cold, d);
+    ck_assert_int_eq(cold_record(&cold, (struct cold_file){.seq = 999}, 0, 7, 1, &r, &record), RC_OK);
+    iov[0] = (struct iovec){records.ptr, records.len};
+    ck_assert_int_eq(d->writev(file, iov, 1, 0), RC_OK);
+    ck_assert_int_eq(cold_large_size(&cold, (struct cold_file){.seq = 999}, second, &size), RC_OK);
+    ck_assert_uint_eq(size, 0);
+    ck_assert_int_eq(cold_record(&cold, (struct cold_file){.seq = 999}, second, 7, 2, &r, &record), RC_OK);
+    cold_end(&cold);
+    cold_deinit(&cold);
+    d->close(file);
+    buf_deinit(&records);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("store, memory");
@@ -449,6 +482,7 @@ int main(void)
     tcase_add_test(t, a_recovered_log_is_read_from_the_wal_and_costs_no_memory_for_bodies);
     tcase_add_test(t, the_newest_configuration_and_the_one_before_are_recovered);
     tcase_add_test(t, a_deleted_group_is_not_reported_and_may_come_back_empty);
+    tcase_add_test(t, what_was_read_ahead_of_a_recycled_file_is_not_believed_to_be_large);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);
