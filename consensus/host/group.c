@@ -29,6 +29,15 @@ void group_unref(struct group *g)
     }
 }
 
+static void count_campaign(struct group *g, bool is_campaigning)
+{
+    const bool was = (g->flags & GROUP_CAMPAIGNS) != 0;
+    if (is_campaigning != was) {
+        g->flags ^= GROUP_CAMPAIGNS;
+        g->host->campaigns += is_campaigning ? 1 : UINT32_MAX;
+    }
+}
+
 // ---- executing an output -------------------------------------------------------------------------------------------
 
 static void hold_back(struct group *g, uint32_t node, const struct consensus_msg *m)
@@ -162,6 +171,7 @@ static void execute_role(struct group *g)
     struct consensus_status st;
     g->ops->status(g->replica, &st);
     host_liveness_list(g, st.leader_node);
+    count_campaign(g, st.role == ROLE_PRE_CANDIDATE || st.role == ROLE_CANDIDATE);
     if (st.role == ROLE_LEADER) {
         h->metrics.elections += g->proposed_first == UINT64_MAX && st.config->count > 1;
     } else {
@@ -235,6 +245,7 @@ void group_fail(struct group *g, enum rc rc, const char *what)
 {
     log_error("group %llu: %s: %s; the replica stops", (unsigned long long)g->id, what, rc_text(rc));
     host_read_fail(g, RC_CORRUPT);
+    count_campaign(g, false);
     g->flags |= GROUP_FAILED;
     group_timer_update(g);
     host_send_group_gone(g);
@@ -367,6 +378,7 @@ void host_group_remove(struct group *g, bool is_deleted)
     assert(!(g->flags & GROUP_REMOVED));
     host_read_fail(g, RC_SHUTDOWN);
     g->flags |= GROUP_REMOVED;
+    count_campaign(g, false);
     host_timer_remove(g);
     host_send_group_gone(g);
     host_snapshot_group_gone(g);

@@ -215,11 +215,28 @@ void host_wal_file_closed(struct host *h, uint64_t file_seq)
 
 // ---- the turn ----------------------------------------------------------------------------------------------------
 
+// A group that campaigns has messages on their way to all members and waits for a sync of the disk. If a hundred thousand did
+// so at once, answers would take seconds, time-outs would repeat what is still queued, and beats would be stuck behind
+// votes: nothing would come to an end. So those above a number wait for the others, in order. True: `g` is put off.
+static bool is_put_off(struct host *h, struct group *g)
+{
+    if (g->leader_node == h->config.node_id || (g->flags & GROUP_CAMPAIGNS) || h->campaigns < HOST_CAMPAIGNS_MAX) {
+        return false;
+    }
+    const uint64_t at = h->campaign_next > h->now ? h->campaign_next : h->now + HOST_NEWS_NS;
+    h->campaign_next = at + HOST_CAMPAIGN_NS;
+    host_timer_set(g, at);
+    return true;
+}
+
 static void timers_run(struct host *h)
 {
     struct group *g;
     for (int n = 0; n < HOST_TIMER_BATCH && (g = host_timer_due(h, h->now)) != NULL; n++) {
         host_read_expire(g);
+        if (is_put_off(h, g)) {
+            continue;
+        }
         if (g->ops->deadline(g->replica) <= h->now && !(g->flags & (GROUP_INSTALLING | GROUP_LOADING))) {
             struct consensus_out out;
             consensus_out_reset(&out);

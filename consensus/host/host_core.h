@@ -22,6 +22,7 @@ enum {
     HOST_WALK_BATCH = 256,            // Groups told of a node's liveness per turn (P15).
     HOST_TIMER_BATCH = 512,           // Deadlines that had come, per turn: a storm must not keep the loop from its sockets.
     HOST_READY_BATCH = 2048,          // Ready groups run per turn, for the same reason.
+    HOST_CAMPAIGNS_MAX = 2048,        // Groups that ask for votes at a time; the others wait for them,
     HOST_HANDLERS = 16,
     HOST_FEED_SLOTS = 64,             // Bits of group.feeding; with more peers several share one.
     HOST_SNAPSHOT_PIECE = 512 << 10,
@@ -32,6 +33,7 @@ enum {
     HOST_DEAD_ALL_BYTES = 32 << 20,
     HOST_DEAD_MIN_BYTES = 64 << 10,
 };
+#define HOST_CAMPAIGN_NS 20000ull              // this long for each that waits already.
 #define HOST_NEWS_NS (5 * 1000000ull)          // A commit that no append carried is announced after this.
 #define HOST_RETRY_NS (250 * 1000000ull)       // After "unknown group", and for snapshots that could not start.
 #define HOST_PIECE_NS (2000 * 1000000ull)      // A snapshot piece without answer is sent again.
@@ -78,6 +80,7 @@ enum group_flag {
     GROUP_LOADING = 16,   // The snapshot is being loaded into the state machine: nothing is applied.
     GROUP_INSTALLING = 32,  // A snapshot is replacing the log: nothing but that goes on.
     GROUP_COLD = 64,      // A cold read for applying is under way.
+    GROUP_CAMPAIGNS = 16384,  // Counted in host.campaigns.
     GROUP_REMOVED = 128,  // Only waits for its references.
     GROUP_FAILED = 256,   // State could not be restored: it takes part no more.
     GROUP_WROTE_HARD_STATE = 512,
@@ -253,6 +256,8 @@ struct host {
 
     struct host_timer *heap;  // host_timer.c
     uint32_t heap_len, heap_cap;
+    uint32_t campaigns;       // Groups with GROUP_CAMPAIGNS.
+    uint64_t campaign_next;   // When the next one that has to wait may ask again.
 
     struct list note_pool;
     struct gated *gated_pool;

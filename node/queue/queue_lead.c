@@ -201,10 +201,7 @@ void queue_replica_turn(struct queue_replica *r, uint64_t now)
 {
     list_remove(&r->dirty);
     if (!r->leading && !queue_replica_poll_ready(r)) {
-        if (r->is_leader) {
-            queue_replica_mark(r);
-        }
-        return;
+        return;  // Becoming ready marks it.
     }
     configure(r);
     look_at_nodes(r, now);
@@ -297,8 +294,7 @@ void queue_replica_role(struct queue_replica *r, const struct consensus_status *
         return;  // Still being added.
     }
     if (is_leader) {
-        queue_replica_poll_ready(r);
-        queue_replica_mark(r);
+        queue_replica_poll_ready(r);  // Else the first entry of the term makes it ready when it is applied.
     } else {
         queue_link_leader(r->service, r->group, status->leader_node);
     }
