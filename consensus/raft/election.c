@@ -87,7 +87,16 @@ void raft_arm_retry(struct replica *r, uint64_t now_ns)
         r->deadline = RAFT_NEVER;
         return;
     }
-    r->deadline = now_ns + RAFT_RETRY_MIN_NS + raft_random(r, RAFT_RETRY_MIN_NS);
+    // A vote passes through two disks, the candidate's and the voter's. Retries widen until slow ones have their time.
+    const unsigned doublings = r->campaigns > 2 ? r->campaigns - 2u : 0;
+    const uint64_t least = RAFT_RETRY_MIN_NS << (doublings < RAFT_RETRY_DOUBLINGS ? doublings : RAFT_RETRY_DOUBLINGS);
+    r->deadline = now_ns + least + raft_random(r, least);
+}
+
+// A vote of ours, for ourselves or another, is on its way to our disk.
+static bool is_vote_in_flight(const struct replica *r)
+{
+    return r->hard.vote != 0 && (r->persisted.term != r->hard.term || r->persisted.vote != r->hard.vote);
 }
 
 void raft_become_follower(struct replica *r, uint64_t term, uint64_t leader, struct consensus_out *out)
@@ -159,6 +168,9 @@ static bool has_majority(const struct replica *r)
 
 void raft_own_vote(struct replica *r, uint64_t now_ns, struct consensus_out *out)
 {
+    if (r->role != ROLE_LEADER && r->deadline != RAFT_NEVER && r->persisted.vote != 0 && !is_vote_in_flight(r)) {
+        raft_arm_retry(r, now_ns);  // Only now it leaves: whoever it elects has its time from here.
+    }
     if (r->role == ROLE_CANDIDATE && r->persisted.term == r->hard.term && r->persisted.vote == r->id) {
         grant_self(r);
         raft_check_votes(r, now_ns, out);
@@ -286,6 +298,10 @@ void raft_election_timeout(struct replica *r, uint64_t now_ns, struct consensus_
         r->deadline = RAFT_NEVER;
         return;
     }
+    if (is_vote_in_flight(r)) {
+        raft_arm_retry(r, now_ns);  // Nobody can have been elected by it yet; a newer term would only void it.
+        return;
+    }
     raft_campaign(r, false, now_ns, out);
 }
 
@@ -297,6 +313,7 @@ void raft_election_alive(struct replica *r, uint32_t node_id, bool is_alive, uin
         // of this term from it restores it.
         r->is_suspected = true;
     }
+    r->campaigns = 0;  // What was in vain before says nothing of now.
     if (!is_alive || r->deadline == RAFT_NEVER) {
         raft_arm(r, now_ns);
     }

@@ -12,7 +12,8 @@ enum { RAFT_RUNS_INLINE = 2, RAFT_MARKS = 6, RAFT_READS_MAX = 1024, RAFT_PROMOTE
 #define RAFT_RANK_NS (50 * RAFT_MS)           // Between the first campaigns of two ranks.
 #define RAFT_JITTER_NS (3 * RAFT_MS)          // On top of it.
 #define RAFT_FAST_RETRY_NS (10 * RAFT_MS)     // First retry: a voter may have heard of the death a moment after us.
-#define RAFT_RETRY_MIN_NS (150 * RAFT_MS)     // Later retries: 150..300 ms.
+#define RAFT_RETRY_MIN_NS (150 * RAFT_MS)     // Later retries: 150..300 ms,
+#define RAFT_RETRY_DOUBLINGS 3                // twice that from the fourth on, up to 1.2..2.4 s.
 #define RAFT_ELECTION_NS (300 * RAFT_MS)      // One election timeout: transfers end after it.
 #define RAFT_STAND_BACK_NS (1000 * RAFT_MS)   // After a voluntary step-down the others go first.
 #define RAFT_RESEND_NS (200 * RAFT_MS)        // An unanswered message to a live peer is repeated after this,
