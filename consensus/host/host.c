@@ -213,6 +213,11 @@ void host_wal_file_closed(struct host *h, uint64_t file_seq)
     store_worker_file_closed(h->store, file_seq);
 }
 
+void host_room(struct host *h)
+{
+    store_worker_room(h->store);
+}
+
 // ---- the turn ----------------------------------------------------------------------------------------------------
 
 // A group that campaigns has messages on their way to all members and waits for a sync of the disk. If a hundred thousand did

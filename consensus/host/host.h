@@ -101,6 +101,8 @@ bool host_node_is_alive(const struct host *h, uint32_t node_id);
 
 void host_wal_done(struct host *h, struct wal_submission *s);
 void host_wal_file_closed(struct host *h, uint64_t file_seq);
+// There may be room again on a disk that was full (store_worker_room).
+void host_room(struct host *h);
 
 // Ends a loop turn: runs ready groups, flushes the WAL submission and the net, fires due timers. Returns the monotonic
 // time at which it wants to be called again at the latest (UINT64_MAX: only when something arrives).

@@ -66,6 +66,7 @@ void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, u
 
 struct receive;  // snapshot_transfer.c
 struct compaction;  // compact.h
+struct checkpoint_job;  // harvest.c
 
 // Owner thread: the worker's. The window holds references to what is not yet in segments: a ring over
 // window_first .. window_first + window_count - 1, whose end is `last` unless it is empty. Indexes at or
@@ -96,7 +97,8 @@ struct glog {
     struct receive *receive;     // Snapshot being received, else NULL.
     uint8_t hold;                // Retirements for which the snapshot stays because it is being sent.
     bool is_snapshot_wanted;     // In worker->snapshot_wanted.
-    bool is_harvested;           // Is in the harvest in progress.
+    bool is_harvested;           // Is in the harvest in progress,
+    bool is_snapshot_coming;     // with a snapshot.
     bool is_amnesiac;            // Damage was found; stays until the group is deleted.
 };
 static_assert(sizeof(struct glog) <= 200, "an idle group's log costs at most 200 bytes");
@@ -215,7 +217,8 @@ struct store_worker {
     struct list closed;          // struct closed_file, ascending.
     uint64_t closed_seq;         // Highest told.
     struct harvest *harvest;     // In progress, or NULL.
-    bool is_harvest_blocked;     // The disk was full: tried again when the next file is closed.
+    bool is_harvest_blocked;     // The disk was full: tried again when the next file is closed, or by store_worker_room.
+    struct checkpoint_job *stuck_checkpoint;  // The disk was full: tried again likewise. NULL: none.
     struct map snapshot_wanted;  // u64 -> struct glog.
     struct compacting compacting;
     struct list leaving;  // struct leaving (harvest.c): files whose content is elsewhere, on their way out.
@@ -259,6 +262,7 @@ struct store {
     struct store_worker *workers;
     _Atomic uint64_t shared_next_segment;  // Relaxed: only the number matters.
     bool is_closing;
+    _Atomic bool shared_is_short;  // The reserve is not there (reserve.c). Relaxed; changed under mutex.
     uint64_t *recovered_files;  // WAL files met at recovery, ascending: retired by and by.
     uint32_t recovered_count;
     // Once per WAL file and worker, and per segment made, looked at or deleted; never on the data path.
@@ -269,6 +273,12 @@ struct store {
     uint64_t checkpoint_seq;   // Under mutex: the newest.
     uint64_t retired_through;  // Under mutex: the highest WAL file whose retirement was told.
 };
+
+// reserve.c: on the cold thread and at the start.
+bool reserve_release(struct store *s);  // The disk is full. True: there is room now that there was not.
+void reserve_restore(struct store *s);
+// harvest.c
+void checkpoint_again(struct store_worker *w);  // Writes the one for which there was no room.
 
 // store.c
 uint64_t store_next_segment(struct store *s);

@@ -63,7 +63,8 @@ struct harvest {
     uint32_t next_group;
     uint32_t next_item;  // Of that group's items.
     uint64_t segment_bytes;
-    enum rc rc;  // RC_MORE: another slice.
+    bool has_room;  // There was none, but the reserve was given up.
+    enum rc rc;     // RC_MORE: another slice.
 };
 
 struct leaving {
@@ -260,6 +261,7 @@ static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g
         return;
     }
     g->is_harvested = true;
+    g->is_snapshot_coming = hg.has_snapshot;
     g->harvest_cut = UINT64_MAX;
     buf_bytes(&h->groups, &hg, sizeof(hg));
 }
@@ -314,6 +316,11 @@ static void harvest_start(struct store_worker *w, uint64_t file_seq)
     h->segment_seq = store_next_segment(w->store);
     h->job = (struct job){.run = harvest_run, .done = harvest_done};
     exec_submit(w->exec, &h->job);
+}
+
+bool glog_snapshot_is_coming(const struct glog *g)
+{
+    return g->is_snapshot_wanted || g->is_snapshot_coming;
 }
 
 void glog_snapshot_request(struct glog *g)
@@ -467,6 +474,7 @@ static void harvest_run(struct job *job)
         }
         segment_writer_deinit(&h->writer);
         h->has_writer = false;
+        h->has_room = h->rc == RC_NO_SPACE && reserve_release(h->worker->store);
     }
     cold_end(&h->worker->cold);
 }
@@ -516,7 +524,7 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
     if (g == NULL || !g->is_harvested) {
         return false;
     }
-    g->is_harvested = false;
+    g->is_harvested = g->is_snapshot_coming = false;
     if (hg->damage != RC_OK) {
         publish_damage(g, h, hg);
         return false;
@@ -564,13 +572,13 @@ static void harvest_done(struct job *job)
         for (uint32_t i = 0; i < groups_count(h); i++) {
             struct glog *g = map_get(&w->groups, group_at(h, i)->group);
             if (g != NULL && g->is_harvested) {
-                g->is_harvested = false;
+                g->is_harvested = g->is_snapshot_coming = false;
                 if (group_at(h, i)->is_asked) {
                     glog_snapshot_request(g);
                 }
             }
         }
-        w->is_harvest_blocked = true;
+        w->is_harvest_blocked = !h->has_room;
         plan_end(w, &h->plan);
         return;
     }
@@ -636,7 +644,20 @@ static void checkpoint_run(struct job *job)
     struct checkpoint_job *c = container_of(job, struct checkpoint_job, job);
     struct store *s = c->worker->store;
     struct disk *d = s->config.disk;
+    pthread_mutex_lock(&s->mutex);
+    const bool is_late = c->round->seq <= s->checkpoint_seq;  // It had to wait for room, and a newer one was written.
+    pthread_mutex_unlock(&s->mutex);
+    if (is_late) {
+        c->rc = RC_OK;
+        return;
+    }
     c->rc = checkpoint_write(d, c->round->seq, buf_span(&c->round->lines), c->round->lines_count);
+    if (c->rc == RC_NO_SPACE && reserve_release(s)) {
+        c->rc = checkpoint_write(d, c->round->seq, buf_span(&c->round->lines), c->round->lines_count);
+    }
+    if (c->rc == RC_NO_SPACE) {
+        return;
+    }
     if (c->rc != RC_OK) {
         log_critical("store: checkpoint %" PRIu64 " failed: %s", c->round->seq, rc_text(c->rc));
         return;
@@ -656,12 +677,38 @@ static void checkpoint_run(struct job *job)
     }
 }
 
+// Keeps the newest checkpoint for which there was no room: it says all that older ones would have said. True: `c` is older.
+static bool is_superseded(struct store_worker *w, struct checkpoint_job *c)
+{
+    struct checkpoint_job *before = w->stuck_checkpoint;
+    if (before != NULL && before->round->seq > c->round->seq) {
+        return true;
+    }
+    w->stuck_checkpoint = c;
+    if (before != NULL) {
+        plan_end(w, &before->plan);
+    }
+    return false;
+}
+
+void checkpoint_again(struct store_worker *w)
+{
+    struct checkpoint_job *c = w->stuck_checkpoint;
+    if (c != NULL) {
+        w->stuck_checkpoint = NULL;
+        exec_submit(w->exec, &c->job);
+    }
+}
+
 static void checkpoint_done(struct job *job)
 {
     struct checkpoint_job *c = container_of(job, struct checkpoint_job, job);
     struct store_worker *w = c->worker;
     struct store *s = w->store;
     uint64_t from = 1, to = 0;
+    if (c->rc == RC_NO_SPACE && !is_superseded(w, c)) {
+        return;
+    }
     if (c->rc == RC_OK) {
         pthread_mutex_lock(&s->mutex);
         from = s->retired_through + 1;

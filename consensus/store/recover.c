@@ -80,6 +80,7 @@ static enum rc open_wal(struct recovery *r, struct wal_report *report_out)
         .dir = "wal",
         .file_bytes = c->wal_file_bytes,
         .align = c->wal_align,
+        .reserve_files = c->wal_reserve_files,
         .slice_bytes = c->wal_slice_bytes,
         .random = c->random,
         .must_exist = c->must_exist,
@@ -172,6 +173,9 @@ enum rc store_open(const struct store_config *config, store_group_fn *each, void
         }
     }
     recovery_deinit(&r);
+    if (rc == RC_OK) {
+        reserve_restore(s);
+    }
     *out = s;
     return rc;
 }

@@ -237,8 +237,15 @@ enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes)
     char from[SEGMENT_PATH_MAX], to[SEGMENT_PATH_MAX];
     segment_path(w->seq, false, from);
     segment_path(w->seq, true, to);
-    TRY(w->disk->rename(w->disk, from, to));
-    TRY(w->disk->sync_dir(w->disk, "seg"));
+    enum rc rc = w->disk->rename(w->disk, from, to);
+    if (rc != RC_OK) {
+        (void)w->disk->unlink(w->disk, from);  // If it stays, the next start removes it.
+        return rc;
+    }
+    rc = w->disk->sync_dir(w->disk, "seg");
+    if (rc != RC_OK) {
+        return RC_IO;  // Want of room is no excuse here: the file has its name.
+    }
     *file_bytes = t.file_bytes;
     return RC_OK;
 }

@@ -26,6 +26,8 @@ struct store_config {
     uint64_t memtable_bytes;   // Of the node; split evenly over the workers.
     uint64_t wal_file_bytes;
     uint32_t wal_align;
+    uint32_t wal_reserve_files;  // See wal_config.
+    uint64_t reserve_bytes;      // Size of the file `reserve` (reserve.c); 0: none is kept.
     uint32_t wal_slice_bytes;  // Above this a record is written to the WAL in slices (wal.h, is_large); 0: the default.
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
@@ -56,6 +58,10 @@ typedef void store_group_fn(void *ctx, const struct store_group *g);
 MUST_USE enum rc store_open(const struct store_config *config, store_group_fn *each, void *each_ctx,
                             struct wal_report *report, struct store **out);
 void store_close(struct store *s);
+// Before store_open, on a disk with little room: gives the reserve away, which the start makes up again if it can.
+void store_make_room(struct disk *d);
+// Any thread: the disk was full, or is nearly so; nothing more should be published.
+bool store_is_short(const struct store *s);
 struct wal *store_wal(struct store *s);
 
 struct store_snapshot_source {
@@ -106,6 +112,8 @@ void store_worker_file_closed(struct store_worker *w, uint64_t file_seq);
 // WAL's syncs suffer. Call once a turn behind store_worker_flush. Returns when it wants to be called again; UINT64_MAX: only
 // when something else happens.
 uint64_t store_worker_compact(struct store_worker *w, uint64_t now_ns);
+// There may be room again on a disk that was full: tries what waits for it. Call now and then while the disk is short of room.
+void store_worker_room(struct store_worker *w);
 // Number of the next submission: what is laid down now will be durable when submission `n` has come back.
 uint64_t store_worker_submission(const struct store_worker *w);
 
@@ -173,6 +181,8 @@ void glog_read_start(struct glog *g, struct glog_read *r);
 
 // Takes a snapshot now (through hooks.snapshot_begin), in a sealed segment; several requests share one file and sync.
 void glog_snapshot_request(struct glog *g);
+// One is requested or being written.
+bool glog_snapshot_is_coming(const struct glog *g);
 // Bytes of entries appended since the last snapshot (decides whether a snapshot is worth it).
 uint64_t glog_bytes_since_snapshot(const struct glog *g);
 // The group's entries in segments that the current snapshot leaves: their bytes, about, and their number.

@@ -6,7 +6,10 @@
 #include "node/server/node.h"
 #include <stdlib.h>
 
-enum { GONE_MS = 5000 };  // Silent for so long a node's alarms count no more.
+enum {
+    GONE_MS = 5000,        // Silent for so long a node's alarms count no more.
+    ROOM_RETRY_MS = 1000,  // While the disk is short of room, what waits for it is tried again.
+};
 
 static_assert((int)ALARM_MEMORY == (int)AMQP09_ALARM_MEMORY, "one set of bits");
 static_assert((int)ALARM_DISK == (int)AMQP09_ALARM_DISK, "one set of bits");
@@ -29,7 +32,7 @@ static void tell_workers(struct node *n)
 
 static void update_own(struct node *n)
 {
-    const uint32_t bits = n->monitor_bits | (n->is_wal_short ? (uint32_t)ALARM_DISK : 0);
+    const uint32_t bits = n->monitor_bits | (n->is_short ? (uint32_t)ALARM_DISK : 0);
     if (alarms_set_own(&n->alarms, bits)) {
         tell_workers(n);
     }
@@ -92,8 +95,37 @@ static void look_at_peer(void *ctx, const struct peer_info *p)
     s->has_changed = alarms_set_node(&s->node->alarms, p->node_id, p->name, bits) || s->has_changed;
 }
 
+static void look_for_room(void *arg)
+{
+    struct node_worker *w = arg;
+    if (w->host) {
+        host_room(w->host);
+    }
+}
+
+static uint64_t room_turn(struct node *n, uint64_t now)
+{
+    const bool is_short = wal_thread_is_short(n->wal) || store_is_short(n->store);
+    if (is_short != n->is_short) {
+        n->is_short = is_short;
+        n->room_at_ns = now + ROOM_RETRY_MS * 1000000ull;
+        update_own(n);
+    }
+    if (!is_short) {
+        return UINT64_MAX;
+    }
+    if (now >= n->room_at_ns) {
+        n->room_at_ns = now + ROOM_RETRY_MS * 1000000ull;
+        wal_thread_make_room(n->wal);
+        for (uint32_t i = 0; i < n->workers_count; i++) {
+            node_post(n, i, look_for_room, &n->workers[i]);
+        }
+    }
+    return n->room_at_ns;
+}
+
 // A node that is gone blocks nobody; one whose link is only being made again does.
-uint64_t alarm_turn(struct node *n, uint64_t now)
+static uint64_t others_turn(struct node *n, uint64_t now)
 {
     if (now < n->alarms_at_ns) {
         return n->alarms_at_ns;
@@ -108,4 +140,10 @@ uint64_t alarm_turn(struct node *n, uint64_t now)
     }
     n->alarms_at_ns = s.next;
     return s.next;
+}
+
+uint64_t alarm_turn(struct node *n, uint64_t now)
+{
+    const uint64_t room = room_turn(n, now), others = others_turn(n, now);
+    return room < others ? room : others;
 }

@@ -38,6 +38,8 @@ static enum rc open_store(struct node *n, struct buf *error)
         .memtable_bytes = n->config.memtable_bytes,
         .wal_file_bytes = n->config.wal_file_bytes,
         .wal_align = n->config.wal_align,
+        .wal_reserve_files = 1,
+        .reserve_bytes = n->config.wal_file_bytes + n->config.wal_file_bytes / 8,  // What one file's retirement may write.
         .random = seed,
         .must_exist = !identity_is_blank(&n->identity),
     };
@@ -224,6 +226,10 @@ enum rc node_create(struct node *n, struct buf *error)
         buf_printf(error, rc == RC_BUSY ? "the data directory %s is in use by another process" : "cannot use the data directory %s: %s",
                    n->config.data_dir, rc_text(rc));
         return rc;
+    }
+    uint64_t room = UINT64_MAX;
+    if (measure_disk_free(n->config.data_dir, &room) == RC_OK && room < 2 * n->config.wal_file_bytes) {
+        store_make_room(n->disk);  // A start writes: a new log file, the identity.
     }
     rc = rejoin_prepare(n);
     if (rc != RC_OK) {

@@ -112,7 +112,8 @@ struct node {
     uint64_t reconcile_at_ns;
     struct alarms alarms;           // Of all nodes.
     uint32_t monitor_bits;          // What the monitor says of this one.
-    bool is_wal_short;              // The log lacks the room it keeps in reserve.
+    bool is_short;                  // The log or the store lacks the room it keeps in reserve.
+    uint64_t room_at_ns;            // What waits for room is tried again.
     uint64_t alarms_at_ns;          // Other nodes' are looked at again; 0: at once.
     uint64_t stepped_down_at_ns;    // Last time this node gave up leading for a stall of its own; 0: never.
     bool is_log_suspect;            // Damage was met at recovery, or the mark of a failed disk.

@@ -279,6 +279,10 @@ static void full_end(struct sim *s, void *arg, uint64_t number)
     n->is_full = false;
     sim_disk_set_budget(n->disk, UINT64_MAX);
     sim_log(n->sim, "node %u: room on its disk again", n->id);
+    if (n->is_up) {
+        host_room(n->host);
+        sim_node_wake(n, 0);
+    }
 }
 
 static void fault_full(struct sim *s, void *arg, uint64_t number)

@@ -59,6 +59,7 @@ static void wal_written(struct sim *s, void *arg, uint64_t number)
         return;  // The power went; the step ends the node.
     }
     if (rc == RC_NO_SPACE) {
+        host_room(n->host);
         sim_node_at(n, 100 * SIM_MS, wal_written, n, 0, NULL);  // Nothing was promised; the same batch again.
         return;
     }
@@ -249,6 +250,8 @@ static bool node_open(struct sim_node *n, struct found *found)
         .memtable_bytes = s->memtable_bytes,
         .wal_file_bytes = s->wal_file_bytes,
         .wal_align = 8,
+        .wal_reserve_files = 1,
+        .reserve_bytes = s->wal_file_bytes + s->wal_file_bytes / 8,
         .wal_slice_bytes = s->wal_slice_bytes,
         .random = rng_next(&n->rng),
         .on_wal_file_closed = on_wal_file_closed,

@@ -256,6 +256,8 @@ static void fixture_open(struct fixture *f)
         .wal_file_bytes = f->config.wal_file_bytes,
         .wal_align = f->config.wal_align,
         .wal_slice_bytes = f->config.wal_slice_bytes,
+        .wal_reserve_files = f->config.wal_reserve_files,
+        .reserve_bytes = f->config.reserve_bytes,
         .random = ++f->random,
         .on_wal_file_closed = on_closed,
         .on_wal_done = on_done,
@@ -360,10 +362,15 @@ static void flush(struct fixture *f)
 static bool pump_wal(struct fixture *f)
 {
     struct wal *w = store_wal(f->store);
-    if (!wal_compose(w)) {
+    if (!w->batch.is_composed && !wal_compose(w)) {
         return false;
     }
-    wal_complete(w, wal_write(w));
+    const enum rc rc = wal_write(w);
+    if (rc == RC_NO_SPACE) {
+        return false;  // It waits for room.
+    }
+    wal_complete(w, rc);
+    (void)wal_top_up(w);
     return true;
 }
 

@@ -1,0 +1,179 @@
+#!/usr/bin/python3
+"""Full disks (issue item 5, AL-01): nodes on small loop-mounted file systems. Publishing stops with a clear state, consuming and
+settling go on, and all recovers by itself; nothing confirmed is lost and no node ends. Needs root and a loop device."""
+import os, shutil, subprocess, sys, time
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from warren import *
+
+t = Tap()
+root = os.path.join(build, "local-cluster")
+SMALL_MB = 96
+CONF = "warren.wal_file_bytes = 4MiB\nwarren.memtable_bytes = 8MiB\ndisk_free_limit.absolute = {limit}\n"
+
+
+class Small:
+    """Moves nodes' data to file systems of SMALL_MB."""
+
+    def __init__(self, c, nodes):
+        self.c, self.nodes = c, nodes
+
+    def __enter__(self):
+        for n in self.nodes:
+            image, d = f"{root}/{n}.img", f"{root}/{n}"
+            self.c.do("stop", n)
+            shutil.move(d, d + ".before")
+            os.mkdir(d)
+            for command in (["truncate", "-s", f"{SMALL_MB}M", image], ["mkfs.ext4", "-q", "-F", "-m", "0", image], ["mount", "-o", "loop", image, d],
+                            ["cp", "-a", d + ".before/.", d]):
+                subprocess.run(command, check=True, capture_output=True)
+            shutil.rmtree(d + ".before")
+            self.c.do("start", n)
+        for n in self.nodes:
+            self.c.do("await", n)
+        self.c.ctl("n1", "-q", "await_online_nodes", "3")
+        return self
+
+    def __exit__(self, kind, value, tb):
+        if kind:
+            for n in self.nodes:
+                print(f"# the end of {n}'s log:", *("#   " + l for l in self.c.do("logs", n, check=False).stdout.splitlines()[-25:]), sep="\n")
+        for n in self.nodes:
+            self.c.do("kill", n, check=False)
+            subprocess.run(["umount", f"{root}/{n}"], capture_output=True)
+
+
+class Told(Publisher):
+    """A publisher that notes when the server blocks it."""
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self.told = []
+
+    def begin(self):
+        self.connection.add_on_connection_blocked_callback(lambda c, f: self.told.append(f.method.reason))
+        self.connection.add_on_connection_unblocked_callback(lambda c, f: self.told.append("unblocked"))
+        super().begin()
+
+
+def alarms(c, node):
+    p = c.ctl(node, "-q", "check_alarms", check=False)
+    return p.stdout.split("\n")[:-1] if p.returncode == 69 else []
+
+
+def room(n):
+    s = os.statvfs(f"{root}/{n}")
+    return s.f_bavail * s.f_frsize >> 20
+
+
+def publish_until_full(c, full, publisher_at, queue):
+    """Until the publisher is told. Returns it, still connected."""
+    wrong = []
+    pids = {n: c.pid(n) for n in full}
+    p = Told(c, publisher_at, queue, size=10000, window=400)
+    p.start()
+    if not until(lambda: p.told or p.error, 40, 0.001): wrong.append(f"not blocked after {len(p.confirmed)} messages; room: {[room(n) for n in full]} MB")
+    p.paused = True  # What it has sent may still be taken.
+    if p.told and p.told[0] != "low on disk": wrong.append(f"told {p.told}")
+    for n in ("n1", "n2", "n3"):
+        if not until(lambda: any("Free disk space alarm on node" in a for a in alarms(c, n)), 5): wrong.append(f"{n} knows of no alarm")
+    if "disk" not in [a["resource"] for a in c.json(full[0], "status")["alarms"]]: wrong.append(f"status of {full[0]} shows no alarm")
+    if {n: c.pid(n) for n in full} != pids: wrong.append("a node ended")
+    print(f"# {len(p.confirmed)} confirmed, {len(p.by_tag)} open, room in MB: {[room(n) for n in full]}")
+    return p, wrong
+
+
+def drain_and_go_on(c, p, full, consumer_at, queue, more=500):
+    """Consumes everything, with acks, while publishers are blocked; then publishing goes on by itself."""
+    wrong = []
+    k = Consumer(c, consumer_at, queue)
+    k.start()
+    if not until(lambda: set(p.confirmed) <= {n for _, n, _ in k.got}, 20): wrong.append(f"{len(k.got)} of {len(p.confirmed)} consumed during the alarm")
+    if not until(lambda: p.told[-1:] == ["unblocked"] or p.error, 20):
+        wrong.append(f"still blocked after everything was consumed: {p.told}, {alarms(c, 'n1')}; room: {[room(n) for n in full]} MB")
+    p.paused = False
+    before = len(p.confirmed)
+    if not until(lambda: len(p.confirmed) > before + more or p.error, 15): wrong.append("nothing more is confirmed after the alarm")
+    p.paused = True
+    until(lambda: not p.by_tag or p.error, 20)
+    if p.by_tag: wrong.append(f"{len(p.by_tag)} publishes were never confirmed")
+    if not k.wait_for(p.confirmed, 20): wrong.append("not everything arrived")
+    wrong += check_deliveries(k.got, p.confirmed, p.next)
+    wrong += [str(x.error) for x in (p, k) if x.error]
+    p.stop(); k.stop()
+    return wrong
+
+
+def filled(c, full, queue, lead, consumer_at):
+    c.declare("n1", queue)
+    c.lead(queue, lead)
+    p, wrong = publish_until_full(c, full, lead, queue)
+    return wrong + drain_and_go_on(c, p, full, consumer_at, queue)
+
+
+def restarted(c):
+    """A node is killed while its disk is full, and starts again on it."""
+    c.declare("n1", "restarted")
+    p, wrong = publish_until_full(c, ["n1"], "n2", "restarted")
+    c.do("kill", "n1")
+    c.do("start", "n1")
+    c.do("await", "n1", 20)
+    if not until(lambda: alarms(c, "n2"), 5): wrong.append("no alarm after the restart")
+    return wrong + drain_and_go_on(c, p, ["n1"], "n3", "restarted")
+
+
+def other_files(c):
+    """AL-01: somebody else's file takes the room and goes again."""
+    wrong = []
+    c.declare("n1", "other")
+    p = Told(c, "n2", "other", size=500, rate=500)
+    p.start()
+    p.ready.wait(10)
+    fill = f"{root}/n1/fill"
+    s = os.statvfs(f"{root}/n1")
+    subprocess.run(["fallocate", "-l", str((room("n1") - 3) << 20), fill], check=True)
+    if not until(lambda: p.told == ["low on disk"], 12): wrong.append(f"not blocked: {p.told}, room {room('n1')} MB")
+    os.remove(fill)
+    if not until(lambda: p.told == ["low on disk", "unblocked"], 10): wrong.append(f"not unblocked within 10 s: {p.told}, room {room('n1')} MB")
+    if not p.drain(15): wrong.append(f"{len(p.by_tag)} publishes were never confirmed")
+    k = Consumer(c, "n1", "other")
+    k.start()
+    if not k.wait_for(p.confirmed, 15): wrong.append("not everything arrived")
+    wrong += check_deliveries(k.got, p.confirmed, p.next)
+    p.stop(); k.stop()
+    return wrong
+
+
+def probe():
+    d = os.path.join(build, "loop-probe")
+    os.makedirs(d, exist_ok=True)
+    try:
+        for command in (["truncate", "-s", "8M", d + ".img"], ["mkfs.ext4", "-q", "-F", d + ".img"], ["mount", "-o", "loop", d + ".img", d]):
+            p = subprocess.run(command, capture_output=True, text=True)
+            if p.returncode: return p.stderr.strip() or "failed"
+        subprocess.run(["umount", d], check=True)
+        return None
+    except FileNotFoundError as e:
+        return str(e)
+    finally:
+        os.path.exists(d + ".img") and os.remove(d + ".img")
+
+
+ONE = "one of three disks is full: publishing stops everywhere, the rest goes on, and back"
+RESTART = "a node killed while its disk is full starts again on it"
+OTHER = "AL-01: room taken by others blocks, and unblocks within 10 s"
+ALL = "all three disks are full: the same"
+why = probe()
+if why:
+    for text in (ONE, RESTART, OTHER, ALL): t.skip(text, f"no loop-mounted file systems here: {why}")
+    t.end()
+with Cluster(3, conf=CONF.format(limit="0")) as c:  # No limit: really full.
+    with Small(c, ["n1"]):
+        t.run(ONE, filled, c, ["n1"], "one", "n1", "n2")
+        t.run(RESTART, restarted, c)
+with Cluster(3, conf=CONF.format(limit="10MB")) as c:
+    with Small(c, ["n1"]):
+        t.run(OTHER, other_files, c)
+with Cluster(3, conf=CONF.format(limit="0")) as c:
+    with Small(c, ["n1", "n2", "n3"]):
+        t.run(ALL, filled, c, ["n1", "n2", "n3"], "all", "n1", "n2")
+t.end()

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// The store on a full disk: the reserve lets retirement go on, and what could not be written is written when there is room.
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+#include "tests/unit/consensus/store_fixture.h"
+
+static struct fixture fx;
+
+static void setup(void)
+{
+    fixture_init(&fx, 1, 8 << 20, 256 << 10);
+    fixture_close(&fx);
+    fx.config.wal_reserve_files = 1;
+    fx.config.reserve_bytes = (256 << 10) * 9 / 8;
+    fixture_open(&fx);
+    ck_assert(wal_top_up(store_wal(fx.store)));
+    ck_assert(!store_is_short(fx.store));
+    fx.models[1].snapshots_refused = true;  // Everything stays live.
+}
+static void teardown(void)
+{
+    fixture_deinit(&fx);
+}
+
+static void no_room(uint64_t but)
+{
+    (void)fx.config.disk->sync_dir(fx.config.disk, ".");
+    (void)fx.config.disk->sync_dir(fx.config.disk, "seg");
+    (void)fx.config.disk->sync_dir(fx.config.disk, "wal");
+    sim_disk_set_budget(fx.disk, sim_disk_used(fx.disk) + but);
+}
+static void room(void)
+{
+    sim_disk_set_budget(fx.disk, UINT64_MAX);
+}
+
+static void fill_file(void)
+{
+    const uint64_t seq = wal_current_seq(store_wal(fx.store));
+    while (wal_current_seq(store_wal(fx.store)) == seq) {
+        append(&fx, 1, 1, 5000);
+        settle(&fx);
+        ck_assert(!is_dead(&fx));
+    }
+}
+
+START_TEST(a_full_disk_is_emptied_by_means_of_the_reserve)
+{
+    no_room(0);
+    fill_file();  // By the log's reserve; to copy the file before it needs the store's.
+    settle(&fx);
+    ck_assert(store_is_short(fx.store));
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 1);  // Only the one in use.
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+START_TEST(the_reserve_is_made_up_when_there_is_room)
+{
+    no_room(0);
+    fill_file();
+    settle(&fx);
+    store_worker_room(fx.workers[0]);
+    settle(&fx);
+    ck_assert(store_is_short(fx.store));  // A segment stands where it was.
+    room();
+    store_worker_room(fx.workers[0]);
+    settle(&fx);
+    ck_assert(!store_is_short(fx.store));
+    ck_assert(sim_disk_exists(fx.disk, "reserve"));
+}
+END_TEST
+
+// Twice the same: the first retirement takes the reserve, the second finds none.
+START_TEST(without_a_reserve_retirement_waits_and_goes_on_when_there_is_room)
+{
+    no_room(0);
+    fill_file();
+    settle(&fx);
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 1);
+    fill_file();
+    settle(&fx);
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 2);
+    ck_assert(!is_dead(&fx));
+    store_worker_room(fx.workers[0]);
+    settle(&fx);
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 2);
+    check_group(&fx, 1);
+    room();
+    store_worker_room(fx.workers[0]);
+    settle(&fx);
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 1);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+static enum rc (*real_rename)(struct disk *d, const char *from, const char *to);
+static bool refuses_checkpoints;
+
+static enum rc no_checkpoint(struct disk *d, const char *from, const char *to)
+{
+    return refuses_checkpoints && strncmp(to, "seg/groups-", 11) == 0 ? RC_NO_SPACE : real_rename(d, from, to);
+}
+
+// Loop: until the next file is closed, whose checkpoint says all that the first would have; or tried again before.
+START_TEST(a_checkpoint_without_room_is_written_later_and_files_stay_until_then)
+{
+    real_rename = fx.config.disk->rename;
+    sim_disk_base(fx.disk)->rename = no_checkpoint;
+    refuses_checkpoints = true;
+    const uint32_t before = fx.retired_count;
+    for (int i = 0; i <= _i; i++) {
+        fill_file();
+        settle(&fx);
+        ck_assert_uint_eq(fx.retired_count, before);
+    }
+    ck_assert(!is_dead(&fx));
+    refuses_checkpoints = false;
+    store_worker_room(fx.workers[0]);
+    settle(&fx);
+    ck_assert_uint_gt(fx.retired_count, before);
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 1);
+    check_group(&fx, 1);
+    crash_and_check(&fx, NULL);
+    sim_disk_base(fx.disk)->rename = real_rename;
+}
+END_TEST
+
+START_TEST(a_start_on_a_full_disk_uses_the_reserve)
+{
+    append_many(&fx, 1, 1, 100, 3);
+    no_room(0);
+    while (store_wal(fx.store)->pool_count > 0) {  // Not even a free file of the log.
+        char path[WAL_PATH_MAX];
+        wal_free_path(store_wal(fx.store), store_wal(fx.store)->pool[--store_wal(fx.store)->pool_count], path);
+        ck_assert_int_eq(fx.config.disk->unlink(fx.config.disk, path), RC_OK);
+    }
+    no_room(0);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    store_make_room(sim_disk_base(fx.disk));
+    (void)sim_disk_base(fx.disk)->sync_dir(sim_disk_base(fx.disk), ".");
+    fixture_open(&fx);
+    ck_assert_ptr_nonnull(fx.store);
+    ck_assert(store_is_short(fx.store));
+    check_group(&fx, 1);
+}
+END_TEST
+
+int main(void)
+{
+    Suite *s = suite_create("store_room");
+    TCase *t = tcase_create("all");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, a_full_disk_is_emptied_by_means_of_the_reserve);
+    tcase_add_test(t, the_reserve_is_made_up_when_there_is_room);
+    tcase_add_test(t, without_a_reserve_retirement_waits_and_goes_on_when_there_is_room);
+    tcase_add_loop_test(t, a_checkpoint_without_room_is_written_later_and_files_stay_until_then, 0, 2);
+    tcase_add_test(t, a_start_on_a_full_disk_uses_the_reserve);
+    suite_add_tcase(s, t);
+    SRunner *r = srunner_create(s);
+    srunner_run_all(r, CK_ENV);
+    const int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed ? EXIT_FAILURE : EXIT_SUCCESS;
+}
