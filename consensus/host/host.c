@@ -515,7 +515,6 @@ static void hook_snapshot_taken(void *ctx, uint64_t group, uint64_t index, uint6
 {
     struct group *g = host_group_find(ctx, group);
     if (g && !group_is_gone(g)) {
-        g->flags &= (uint16_t)~GROUP_SNAP_ASKED;
         g->ops->snapshot_taken(g->replica, index, term);
     }
 }

@@ -86,8 +86,7 @@ enum group_flag {
     GROUP_WROTE_HARD_STATE = 512,
     GROUP_WROTE = 1024,   // Something was laid down since the last flush.
     GROUP_RECEIVING = 2048,  // A snapshot is coming in.
-    GROUP_SNAP_ASKED = 4096,  // A snapshot was requested and has not come yet.
-    GROUP_LOST = 8192,     // Damage was found in its log or snapshot: nothing is applied any more (law 2).
+    GROUP_LOST = 4096,     // Damage was found in its log or snapshot: nothing is applied any more (law 2).
 };
 
 struct group {

@@ -66,7 +66,6 @@ bool host_snapshot_is_sending(const struct group *g, uint64_t replica)
 
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
 {
-    g->flags &= (uint16_t)~GROUP_SNAP_ASKED;
     if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_REMOVED | GROUP_FAILED | GROUP_LOST)) {
         return false;
     }
@@ -93,7 +92,6 @@ bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
     config_copy(&out->config, c);
     assert(out->term > 0);
     assert(out->config.index <= out->index);
-    g->flags |= GROUP_SNAP_ASKED;
     return true;
 }
 
@@ -118,14 +116,13 @@ static bool has_dead(struct group *g)
 // Is a snapshot worth its writing? The log since the last one must be several times the size of the state.
 void host_snapshot_consider(struct group *g)
 {
-    if (g->flags & (GROUP_SNAP_ASKED | GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST)) {
+    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) || glog_snapshot_is_coming(g->log)) {
         return;
     }
     const uint64_t bytes = glog_bytes_since_snapshot(g->log);
     const bool is_long = bytes >= HOST_SNAPSHOT_MIN_BYTES && g->fsm->size_estimate != NULL &&
                          bytes >= 4 * g->fsm->size_estimate(g->fsm_ctx);
     if (is_long || has_dead(g)) {
-        g->flags |= GROUP_SNAP_ASKED;
         glog_snapshot_request(g->log);
     }
 }
@@ -232,6 +229,9 @@ static void send_end(struct snap_send *s, bool is_ok)
         } else {
             retry_later(g, s->node, s->replica);
         }
+    }
+    if (!group_is_gone(g)) {
+        host_snapshot_consider(g);  // None is begun while one is sent.
     }
     if (!s->is_reading) {
         send_free(s);

@@ -397,6 +397,25 @@ START_TEST(a_full_disk_puts_a_compaction_off)
 }
 END_TEST
 
+START_TEST(a_snapshot_that_was_not_worth_it_is_not_said_to_come)
+{
+    fx.models[1].size_estimate = 1 << 30;
+    append_many(&fx, 1, 1, 100, 10);
+    fx.models[1].committed = 10;
+    roll_file(&fx);
+    ck_assert_uint_eq(fx.models[1].published, 0);  // Looked at, and let go.
+    ck_assert(!glog_snapshot_is_coming(log_of(&fx, 1)));
+    fx.models[1].snapshots_count = 0;
+    glog_snapshot_request(log_of(&fx, 1));
+    ck_assert(glog_snapshot_is_coming(log_of(&fx, 1)));
+    flush(&fx);
+    ck_assert(glog_snapshot_is_coming(log_of(&fx, 1)));  // Being written.
+    settle(&fx);
+    ck_assert(!glog_snapshot_is_coming(log_of(&fx, 1)));
+    ck_assert_uint_eq(fx.models[1].published, 10);
+}
+END_TEST
+
 // ---- pace -----------------------------------------------------------------------------------------
 
 // Writes one large compaction; returns the time it took. The WAL answers after `latency_ns` while a slice is written.
@@ -645,6 +664,7 @@ int main(void)
     tcase_add_test(t, a_read_under_way_holds_the_segment_it_refers_to);
     tcase_add_test(t, a_crash_at_any_disk_operation_of_a_compaction_loses_nothing);
     tcase_add_test(t, a_full_disk_puts_a_compaction_off);
+    tcase_add_test(t, a_snapshot_that_was_not_worth_it_is_not_said_to_come);
     tcase_add_test(t, bytes_are_written_within_the_budget);
     tcase_add_test(t, a_wal_that_slows_down_while_slices_are_written_slows_them_down);
     tcase_add_test(t, a_damaged_entry_that_is_copied_costs_its_group_its_memory_and_the_others_move);
