@@ -173,6 +173,8 @@ struct consensus_status {
     bool is_ready;       // Leader whose term's no-op is committed and applied: may change members, serve reads.
     const struct config *config;  // In force (effective when appended, P9). Borrowed from the replica until its next step;
                                   // only members[0..count-1] exist: config_copy to keep it.
+    bool is_amnesiac;    // This replica lost what it had promised: it takes part in nothing and is to be replaced (law 2).
+    uint32_t regressed_at;  // `regressed` by position in `config`: bit i.
     uint32_t regressed;  // Leader: peers found to have lost what they acknowledged; they count for nothing (law 2).
 };
 

@@ -421,10 +421,12 @@ static void raft_status(const struct replica *r, struct consensus_status *out)
         .snapshot = r->snapshot_index,
         .log_epoch = r->log_epoch,
         .is_ready = r->role == ROLE_LEADER && r->applied >= r->lead->term_first,
+        .is_amnesiac = r->is_amnesiac,
         .config = r->config,
     };
     for (uint32_t i = 0; r->role == ROLE_LEADER && i < r->lead->peers_count; i++) {
         out->regressed += r->lead->peers[i].is_regressed;
+        out->regressed_at |= (uint32_t)r->lead->peers[i].is_regressed << i;
     }
 }
 

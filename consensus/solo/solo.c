@@ -281,6 +281,7 @@ static void solo_status(const struct replica *r, struct consensus_status *out)
         .snapshot = r->snapshot,
         .log_epoch = r->log_epoch,
         .is_ready = r->is_leader && r->applied >= r->term_first,
+        .is_amnesiac = r->is_amnesiac,
         .config = r->config,
     };
 }

@@ -72,6 +72,7 @@ struct broker_queue {
     struct span arguments;
     struct queue_target target;
     uint8_t joining, non_voters;  // Members by position (bits): announced, not known to be in the group; not to be promoted.
+    uint8_t lost;                 // Likewise: lost their memory, to be made anew.
     struct queue_settings settings;
 };
 
@@ -191,6 +192,8 @@ struct broker_member_change {
 void broker_member_change(struct broker *b, const struct broker_member_change *c, uint32_t timeout_ms, broker_done_fn *done, void *ctx);
 // From queue_service_config.led. `owner` is a queue of this broker.
 void broker_queue_led(struct broker *b, void *owner);
+// From queue_service_config.lost, likewise: the record is to say so, that the leader replaces this node's replica.
+void broker_queue_lost(struct broker *b, void *owner);
 // Every turn of the worker, before host_turn. Returns when it wants to run again.
 uint64_t broker_turn(struct broker *b);
 

@@ -49,6 +49,8 @@ struct queue {
     uint64_t visited, told;
     uint64_t version;                   // Of the record.
     struct change *change;              // Its members are not as they should be and this worker leads it (membership.c); else NULL.
+    struct list lost;                   // In membership's list of replicas here whose loss the record does not say yet.
+    struct telling *telling;            // That is being written (membership_lost.c).
     uint32_t founders[LIMIT_VOTERS];    // Nodes of the founding members.
     uint8_t founders_count;
 };

@@ -122,6 +122,7 @@ bool change_come_back(struct change *c)
 void membership_queue_gone(struct broker *b, struct queue *q)
 {
     struct change *c = q->change;
+    lost_queue_gone(q);
     if (!c) {
         return;
     }
@@ -158,8 +159,12 @@ static void run(struct change *c)
 // ---- scans -------------------------------------------------------------------------------------------------------
 
 // Nothing is to be done to its members.
-static bool is_settled(struct broker *b, const struct queue *q, const struct config *config)
+static bool is_settled(struct broker *b, const struct queue *q, const struct consensus_status *s)
 {
+    const struct config *config = s->config;
+    if (q->pub.lost || s->regressed > 0) {
+        return false;
+    }
     for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
         const struct member *m = &q->pub.target.members[i];
         const struct member *in = config_find(config, m->replica_id);
@@ -180,7 +185,7 @@ static void look(struct broker *b, struct queue *q)
     }
     group_status(g, &s);
     const bool is_small = m->is_filling && q->pub.target.members_count < b->config.reconcile_target;
-    if (!is_settled(b, q, s.config) || is_small) {
+    if (!is_settled(b, q, &s) || is_small) {
         struct change *c = change_of(b, q);
         c->wants_more = c->wants_more || m->is_filling;
     }
@@ -293,6 +298,8 @@ uint64_t broker_turn(struct broker *b)
     if (b->is_resetting || !b->is_loaded) {
         next = UINT64_MAX;
     }
+    const uint64_t lost = lost_turn(b, now);
+    next = lost < next ? lost : next;
     const struct list *due[] = {soon, later};
     for (size_t i = 0; i < 2; i++) {
         if (!list_is_empty(due[i])) {
@@ -312,6 +319,7 @@ void membership_init(struct broker *b)
     }
     m->scan_at = UINT64_MAX;
     m->fill_at = UINT64_MAX;
+    lost_init(b);
     if (b->config.host) {
         m->watcher = (struct host_watcher){.node_state = on_node_state, .ctx = b};
         host_watch(b->config.host, &m->watcher);
@@ -325,6 +333,7 @@ void membership_deinit(struct broker *b)
     for (struct list *l; (l = list_pop(&m->lists[PLACE_ASKING]));) {
         free(list_entry(l, struct change, link));
     }
+    lost_deinit(b);
     if (b->config.host) {
         list_remove(&m->watcher.link);
     }

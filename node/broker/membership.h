@@ -47,6 +47,10 @@ struct membership {
     uint64_t fill_at;         // From then on a scan also adds members up to the target.
     bool is_filling;          // This scan does.
     struct host_watcher watcher;
+    struct list lost;         // struct queue.lost: to be written into the record, from lost_at on.
+    struct list tellings;     // struct telling: being written; at most CHANGES_AT_ONCE.
+    uint32_t tellings_count;
+    uint64_t lost_at;
 };
 
 enum step { STEP_NOTHING, STEP_SOON, STEP_LATER, STEP_ASKED };
@@ -66,3 +70,13 @@ enum step change_step(struct change *c);
 bool node_is_gone(struct broker *b, uint32_t node_id);
 bool queue_member_is_joining(const struct queue *q, uint32_t i);
 bool queue_member_wants_vote(const struct queue *q, uint32_t i);
+bool queue_member_is_lost(const struct queue *q, uint32_t i);
+int queue_place_of_node(const struct queue *q, uint32_t node_id);  // -1: not a member.
+// The record as it is, but that member `at` has lost its memory: a command under the condition of the record's version.
+void queue_lost_command(const struct queue *q, uint32_t at, struct meta_command *m);
+
+// membership_lost.c
+void lost_init(struct broker *b);
+void lost_deinit(struct broker *b);
+void lost_queue_gone(struct queue *q);
+uint64_t lost_turn(struct broker *b, uint64_t now);  // Returns when it wants to run again.

@@ -19,7 +19,7 @@ bool node_is_gone(struct broker *b, uint32_t node_id)
     return !broker_node_by_id(b, node_id);
 }
 
-static int place_of_node(const struct queue *q, uint32_t node_id)
+int queue_place_of_node(const struct queue *q, uint32_t node_id)
 {
     for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
         if (q->pub.target.members[i].node_id == node_id) {
@@ -39,6 +39,21 @@ bool queue_member_wants_vote(const struct queue *q, uint32_t i)
     return !(q->pub.non_voters >> i & 1);
 }
 
+bool queue_member_is_lost(const struct queue *q, uint32_t i)
+{
+    return q->pub.lost >> i & 1;
+}
+
+static bool is_lost_replica(const struct queue *q, uint64_t replica_id)
+{
+    for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
+        if (q->pub.target.members[i].replica_id == replica_id) {
+            return queue_member_is_lost(q, i);
+        }
+    }
+    return false;
+}
+
 // A place of the record that nobody fills: its node is gone and the configuration has let go of its replica.
 static bool is_vacant(struct broker *b, const struct queue *q, const struct config *config, uint32_t i)
 {
@@ -47,14 +62,14 @@ static bool is_vacant(struct broker *b, const struct queue *q, const struct conf
 }
 
 // Without it, do the others that are up still make decisions?
-static bool can_remove(struct broker *b, const struct config *config, uint64_t replica_id)
+static bool can_remove(struct broker *b, const struct queue *q, const struct config *config, uint64_t replica_id)
 {
     uint32_t voters = 0, up = 0;
     for (uint32_t i = 0; i < config->count; i++) {
         const struct member *m = &config->members[i];
         if (m->is_voter && m->replica_id != replica_id) {
             voters++;
-            up += is_up(b, m->node_id);
+            up += is_up(b, m->node_id) && !is_lost_replica(q, m->replica_id);
         }
     }
     return voters > 0 && up >= voters / 2 + 1;
@@ -68,7 +83,7 @@ static uint32_t candidate(struct broker *b, const struct queue *q, uint32_t inst
     uint32_t best = 0, best_count = UINT32_MAX, pos = 0;
     for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, NULL));) {
         const uint32_t id = n->pub.node_id, count = node_replica_count(b, id);
-        if ((heir && heir->node_id != id) || place_of_node(q, id) >= 0 || !is_up(b, id) || (!heir && n->pub.is_draining)) {
+        if ((heir && heir->node_id != id) || queue_place_of_node(q, id) >= 0 || !is_up(b, id) || (!heir && n->pub.is_draining)) {
             continue;
         }
         if (count < best_count) {
@@ -98,6 +113,7 @@ static void draft_init(struct draft *d, const struct queue *q)
         d->members[i].node_id = m->node_id;
         d->members[i].is_joining = queue_member_is_joining(q, i);
         d->members[i].is_non_voter = !queue_member_wants_vote(q, i);
+        d->members[i].is_lost = queue_member_is_lost(q, i);
     }
 }
 
@@ -130,10 +146,8 @@ static void on_written(void *ctx, const struct meta_result *r)
     change_move(c, PLACE_LATER, LATER_MS);
 }
 
-static enum step write_record(struct change *c, struct draft *d)
+static void record_command(const struct queue *q, struct draft *d, struct meta_command *m)
 {
-    struct broker *b = c->broker;
-    struct queue *q = c->queue;
     Warren__QueueMember *members[LIMIT_VOTERS];
     for (uint32_t i = 0; i < d->count; i++) {
         members[i] = &d->members[i];
@@ -144,7 +158,7 @@ static enum step write_record(struct change *c, struct draft *d)
     r.arguments.data = (uint8_t *)(uintptr_t)q->pub.arguments.ptr;
     r.arguments.len = q->pub.arguments.len;
     r.n_member_nodes = q->founders_count;
-    r.member_nodes = q->founders;
+    r.member_nodes = (uint32_t *)(uintptr_t)q->founders;
     r.n_members = d->count;
     r.members = members;
     r.announced_id = d->is_announcing ? UINT64_MAX : 0;  // Not 0, so that it has its place; the store writes the id there.
@@ -152,13 +166,28 @@ static enum step write_record(struct change *c, struct draft *d)
     buf_u64(&payload, q->pub.target.group);
     warren__queue_record__pack(&r, buf_extend(&payload, warren__queue_record__get_packed_size(&r)));
     struct meta_path path = path_queue(span_str(q->vhost->name), q->pub.name);
-    struct meta_command m;
-    meta_command_init(&m);
-    meta_put(&m, &path, buf_span(&payload), META_IF_VERSION, q->version);
+    meta_command_init(m);
+    meta_put(m, &path, buf_span(&payload), META_IF_VERSION, q->version);
     if (d->is_announcing) {
-        meta_allocate_ids(&m, (uint32_t)payload.len - 8, 1);
+        meta_allocate_ids(m, (uint32_t)payload.len - 8, 1);
     }
     buf_deinit(&payload);
+}
+
+void queue_lost_command(const struct queue *q, uint32_t at, struct meta_command *m)
+{
+    struct draft d;
+    draft_init(&d, q);
+    assert(at < d.count);
+    d.members[at].is_lost = true;
+    record_command(q, &d, m);
+}
+
+static enum step write_record(struct change *c, struct draft *d)
+{
+    struct broker *b = c->broker;
+    struct meta_command m;
+    record_command(c->queue, d, &m);
     change_move(c, PLACE_ASKING, 0);
     metastore_submit(b->config.metastore, b->config.worker, &m, STORE_MS, on_written, c);
     meta_command_deinit(&m);
@@ -240,8 +269,9 @@ static enum step step_removed(struct change *c, struct group *g, const struct co
     struct broker *b = c->broker;
     struct queue *q = c->queue;
     const uint32_t node_id = q->pub.target.members[i].node_id;
-    const uint32_t heir = node_is_gone(b, node_id) ? candidate(b, q, node_id) : 0;
-    if (node_is_gone(b, node_id) && heir == 0) {
+    const bool is_gone = node_is_gone(b, node_id), is_lost = queue_member_is_lost(q, i);
+    const uint32_t heir = is_gone ? candidate(b, q, node_id) : is_lost && is_up(b, node_id) ? node_id : 0;
+    if ((is_gone || is_lost) && heir == 0) {
         return STEP_NOTHING;  // Its place stays, for a node that comes.
     }
     if (!is_proven(c, s)) {
@@ -268,8 +298,14 @@ static enum step step_member(struct change *c, struct group *g, const struct con
     if (!in) {
         return step_removed(c, g, s, i);
     }
-    if (node_is_gone(b, m->node_id)) {
-        return can_remove(b, s->config, m->replica_id) ? propose(c, g, MEMBER_REMOVE, m) : STEP_NOTHING;
+    if (!queue_member_is_lost(c->queue, i) && s->regressed_at >> (in - s->config->members) & 1) {
+        struct draft d;
+        draft_init(&d, c->queue);
+        d.members[i].is_lost = true;  // It acknowledged what it does not have.
+        return write_record(c, &d);
+    }
+    if (node_is_gone(b, m->node_id) || queue_member_is_lost(c->queue, i)) {
+        return can_remove(b, c->queue, s->config, m->replica_id) ? propose(c, g, MEMBER_REMOVE, m) : STEP_NOTHING;
     }
     if (!in->is_voter && queue_member_wants_vote(c->queue, i) && is_up(b, m->node_id)) {
         return propose(c, g, MEMBER_PROMOTE, m);
@@ -302,7 +338,7 @@ static enum step request_add(struct change *c, const struct consensus_status *s)
 {
     struct broker *b = c->broker;
     struct request *r = &c->request;
-    const int at = place_of_node(c->queue, r->what.node_id);
+    const int at = queue_place_of_node(c->queue, r->what.node_id);
     r->is_done_before = r->has_started ? r->is_done_before : at >= 0;
     r->has_started = true;
     if (at >= 0) {
@@ -341,7 +377,7 @@ static enum step request_remove(struct change *c, struct group *g, const struct 
 {
     struct broker *b = c->broker;
     struct request *r = &c->request;
-    const int at = place_of_node(c->queue, r->what.node_id);
+    const int at = queue_place_of_node(c->queue, r->what.node_id);
     if (at < 0) {
         change_answer(c, r->has_started ? RC_OK : RC_EXISTS, "%s", r->has_started ? "" : "the node has no replica");
         return STEP_NOTHING;
@@ -356,7 +392,7 @@ static enum step request_remove(struct change *c, struct group *g, const struct 
         change_answer(c, RC_INVALID, "last_node");
         return STEP_NOTHING;
     }
-    if (in->is_voter && !can_remove(b, s->config, m->replica_id)) {
+    if (in->is_voter && !can_remove(b, c->queue, s->config, m->replica_id)) {
         change_answer(c, RC_NO_QUORUM, "without it the members that are up would be no majority");
         return STEP_NOTHING;
     }

@@ -101,7 +101,7 @@ static void decode_members(const Warren__QueueRecord *r, struct queue *q)
     for (uint32_t i = 0; i < r->n_member_nodes; i++) {
         q->founders[i] = r->member_nodes[i];
     }
-    q->pub.joining = q->pub.non_voters = 0;
+    q->pub.joining = q->pub.non_voters = q->pub.lost = 0;
     if (r->n_members == 0) {
         queue_founding(q, t);
         return;
@@ -114,6 +114,7 @@ static void decode_members(const Warren__QueueRecord *r, struct queue *q)
                                         .is_voter = !m->is_joining && !m->is_non_voter};
         q->pub.joining |= (uint8_t)(m->is_joining << i);
         q->pub.non_voters |= (uint8_t)(m->is_non_voter << i);
+        q->pub.lost |= (uint8_t)(m->is_lost << i);
     }
 }
 
@@ -213,6 +214,7 @@ void queue_told(struct broker_vhost *v, struct span name, const struct meta_chan
     q->vhost = v;
     q->pub.name = copy_span(name);
     list_init(&q->incoming);
+    list_init(&q->lost);
     if (!decode_queue(c, q)) {
         log_error("the record of queue '%.*s' does not decode; the queue is left alone", (int)name.len, (const char *)name.ptr);
         b->has_unread = true;

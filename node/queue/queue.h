@@ -123,6 +123,8 @@ struct queue_service_config {
     uint32_t consumer_disconnected_timeout_ms;
     // A replica of this worker leads now and is ready. May be NULL. Called from inside calls: only to be noted.
     void (*led)(void *ctx, void *owner);
+    // A replica of this worker has lost what it had promised. Likewise; also told again.
+    void (*lost)(void *ctx, void *owner);
     void *led_ctx;
 };
 struct queue_service *queue_service_create(const struct queue_service_config *config);

@@ -38,7 +38,11 @@ static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
 
 static void role(void *ctx, const struct consensus_status *status)
 {
-    queue_replica_role(ctx, status);
+    struct queue_replica *r = ctx;
+    queue_replica_role(r, status);
+    if (status->is_amnesiac && r->service->config.lost) {
+        r->service->config.lost(r->service->config.led_ctx, r->owner);
+    }
 }
 
 static struct fsm_snapshot *snapshot_begin(void *ctx)

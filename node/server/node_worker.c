@@ -93,6 +93,15 @@ static void on_led(void *ctx, void *owner)
     }
 }
 
+static void on_lost(void *ctx, void *owner)
+{
+    struct node_worker *w = ctx;
+    if (w->broker) {
+        broker_queue_lost(w->broker, owner);
+        worker_wake(w->worker);
+    }
+}
+
 static void make_amqp(struct node_worker *w)
 {
     struct node *n = w->node;
@@ -155,6 +164,7 @@ void node_worker_attach(struct node_worker *w)
         .peer = peer_service,
         .consumer_disconnected_timeout_ms = n->config.consumer_disconnected_timeout_ms,
         .led = on_led,
+        .lost = on_lost,
         .led_ctx = w,
     };
     w->queues = queue_service_create(&q);

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replicas of this node that lost their memory: their queues' records are to say so (law 2).
+//
+// Only the node concerned is sure to know: its leader may be idle, or new. So it writes the mark into the record, under the
+// record's version; the leader does the rest (membership_step.c): takes the replica out of the configuration if the others stay a
+// majority without it, then has it made anew under another id. What this node has of it stays until then: if a majority lost
+// its memory, an operator may need it.
+#include "node/broker/membership.h"
+#include "node/base/log.h"
+#include "node/base/mem.h"
+#include <stdlib.h>
+
+enum { AGAIN_MS = 1000 };  // Without a majority of the store.
+
+struct telling {
+    struct broker *broker;
+    struct queue *queue;  // NULL: gone meanwhile.
+    struct list link;
+};
+
+void broker_queue_lost(struct broker *b, void *owner)
+{
+    struct queue *q = owner;
+    if (list_is_empty(&q->lost) && !q->telling) {
+        list_add_tail(&b->membership->lost, &q->lost);
+    }
+}
+
+static void on_told(void *ctx, const struct meta_result *r)
+{
+    struct telling *t = ctx;
+    struct membership *m = t->broker->membership;
+    list_remove(&t->link);
+    m->tellings_count--;
+    if (t->queue) {
+        t->queue->telling = NULL;
+        if (r->rc != RC_OK && r->rc != RC_NOT_FOUND) {
+            list_add_tail(&m->lost, &t->queue->lost);
+            m->lost_at = r->rc == RC_CONFLICT ? 0 : membership_now(t->broker) + AGAIN_MS * NS_PER_MS;
+        }
+    }
+    free(t);
+}
+
+static void tell(struct broker *b, struct queue *q)
+{
+    const int at = queue_place_of_node(q, b->config.node_id);
+    if (at < 0 || queue_member_is_lost(q, (uint32_t)at)) {
+        return;
+    }
+    log_warning("queue '%.*s': this node's replica has lost its memory and takes part in nothing; it is to be made anew", (int)q->pub.name.len,
+                (const char *)q->pub.name.ptr);
+    struct telling *t = mem_zalloc(sizeof(*t));
+    *t = (struct telling){.broker = b, .queue = q};
+    q->telling = t;
+    list_add_tail(&b->membership->tellings, &t->link);
+    b->membership->tellings_count++;
+    struct meta_command m;
+    queue_lost_command(q, (uint32_t)at, &m);
+    metastore_submit(b->config.metastore, b->config.worker, &m, STORE_MS, on_told, t);
+    meta_command_deinit(&m);
+}
+
+uint64_t lost_turn(struct broker *b, uint64_t now)
+{
+    struct membership *m = b->membership;
+    if (list_is_empty(&m->lost) || b->is_resetting || !b->is_loaded || m->tellings_count == CHANGES_AT_ONCE) {
+        return UINT64_MAX;  // `loaded` or an answer wakes the worker.
+    }
+    while (now >= m->lost_at && m->tellings_count < CHANGES_AT_ONCE && !list_is_empty(&m->lost)) {
+        tell(b, list_entry(list_pop(&m->lost), struct queue, lost));
+    }
+    return list_is_empty(&m->lost) || m->tellings_count == CHANGES_AT_ONCE ? UINT64_MAX : m->lost_at;
+}
+
+void lost_queue_gone(struct queue *q)
+{
+    list_remove(&q->lost);
+    if (q->telling) {
+        q->telling->queue = NULL;
+        q->telling = NULL;
+    }
+}
+
+void lost_init(struct broker *b)
+{
+    list_init(&b->membership->lost);
+    list_init(&b->membership->tellings);
+}
+
+// The queues are gone; the process is about to end.
+void lost_deinit(struct broker *b)
+{
+    for (struct list *l; (l = list_pop(&b->membership->tellings));) {
+        free(list_entry(l, struct telling, link));
+    }
+}
