@@ -73,6 +73,9 @@ static uint64_t rank_of(const struct replica *r)
 
 void raft_arm(struct replica *r, uint64_t now_ns)
 {
+    if (r->hand_over != HAND_OVER_NONE) {
+        return;
+    }
     if (r->role == ROLE_LEADER || raft_leader_is_live(r) || !raft_may_campaign(r)) {
         r->deadline = RAFT_NEVER;
         return;
@@ -83,6 +86,9 @@ void raft_arm(struct replica *r, uint64_t now_ns)
 
 void raft_arm_retry(struct replica *r, uint64_t now_ns)
 {
+    if (r->hand_over != HAND_OVER_NONE) {
+        return;
+    }
     if (r->role == ROLE_LEADER || !raft_may_campaign(r)) {
         r->deadline = RAFT_NEVER;
         return;
@@ -107,6 +113,12 @@ void raft_become_follower(struct replica *r, uint64_t term, uint64_t leader, str
         raft_lead_free(r);
         r->deadline = RAFT_NEVER;
         r->matched = r->commit;
+    }
+    if (leader != 0 && r->hand_over != HAND_OVER_NONE) {
+        r->hand_over = HAND_OVER_NONE;
+        r->deadline = RAFT_NEVER;
+    } else if (term > r->hard.term && r->hand_over != HAND_OVER_NONE) {
+        r->hand_over = HAND_OVER_TELL;
     }
     if (term > r->hard.term) {
         // One record: a new term always begins without a vote (P3).
@@ -296,6 +308,10 @@ void raft_election_timeout(struct replica *r, uint64_t now_ns, struct consensus_
     }
     if (raft_leader_is_live(r)) {
         r->deadline = RAFT_NEVER;
+        return;
+    }
+    if (r->hand_over != HAND_OVER_NONE) {
+        raft_hand_over(r, now_ns, out);
         return;
     }
     if (is_vote_in_flight(r)) {

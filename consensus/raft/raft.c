@@ -323,6 +323,7 @@ static void raft_snapshot_started(struct replica *r, uint64_t now_ns)
         return;
     }
     r->is_installing = true;
+    r->hand_over = HAND_OVER_NONE;
     r->role = ROLE_FOLLOWER;  // Whoever receives a state does not ask for the lead, nor goes on asking.
     r->deadline = RAFT_NEVER;
 }
@@ -398,8 +399,13 @@ static void step_down(struct replica *r, uint64_t now_ns, struct consensus_out *
 static void lost_memory(struct replica *r, uint64_t now_ns, struct consensus_out *out)
 {
     struct step_start was = raft_begin(r, out);
+    const bool did_lead = r->role == ROLE_LEADER;
     r->is_amnesiac = true;  // First: it does not campaign any more.
     raft_step_down(r, now_ns, out);
+    if (did_lead) {
+        r->hand_over = HAND_OVER_ASK;
+        r->deadline = now_ns + RAFT_ELECTION_NS;
+    }
     raft_end(r, &was, now_ns, out);
 }
 

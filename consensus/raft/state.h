@@ -77,6 +77,13 @@ struct lead {
     struct peer peers[];
 };
 
+// Of one that lost its memory while it led, until it hears of a leader.
+enum hand_over {
+    HAND_OVER_NONE,
+    HAND_OVER_ASK,   // Still in the term it led: asks one voter after another to campaign.
+    HAND_OVER_TELL,  // Somebody began a later term: tells one voter after another of it, who may still wait for us.
+};
+
 struct replica {
     uint64_t group;
     uint64_t id;
@@ -111,6 +118,7 @@ struct replica {
     bool is_amnesiac;
     bool is_installing;     // A snapshot is being received.
     bool is_suspected;      // Leader's node was not alive since its last message.
+    uint8_t hand_over;      // enum hand_over.
 };
 static_assert(sizeof(struct replica) <= 304, "an idle group costs one small struct");
 static_assert(LIMIT_MEMBERS <= 16, "members are kept in 16-bit masks");
@@ -207,6 +215,7 @@ struct config *raft_config_dup(const struct config *c);
 enum rc raft_transfer(struct replica *r, uint64_t replica_id, uint64_t now_ns);
 void raft_transfer_step(struct replica *r, struct consensus_out *out);  // Sends TIMEOUT_NOW once the target is level.
 void raft_step_down(struct replica *r, uint64_t now_ns, struct consensus_out *out);
+void raft_hand_over(struct replica *r, uint64_t now_ns, struct consensus_out *out);  // Speaks to the next one.
 int raft_best_successor(const struct replica *r, uint64_t except);
 enum rc raft_read_barrier(struct replica *r, uint64_t id);
 void raft_reads_step(struct replica *r, struct consensus_out *out);

@@ -79,6 +79,27 @@ void raft_transfer_step(struct replica *r, struct consensus_out *out)
     }
 }
 
+// One that lost its memory while it led cannot campaign itself, and the others, for whom it lives, would wait for ever: what
+// it said to one may have been lost, or that one cannot win because a third still holds to us. Nobody but us led our term, so
+// asking disturbs nobody; in a later one only the term is told, in the form of a refused pre-vote.
+void raft_hand_over(struct replica *r, uint64_t now_ns, struct consensus_out *out)
+{
+    assert(r->hand_over != HAND_OVER_NONE);
+    assert(r->is_amnesiac);
+    const uint32_t count = r->config->count;
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t at = (r->campaigns + i) % count;
+        const struct member *m = &r->config->members[at];
+        if (m->replica_id != r->id && m->is_voter && raft_node_is_alive(r, at)) {
+            const bool is_asking = r->hand_over == HAND_OVER_ASK;
+            raft_message(r, out, is_asking ? MSG_TIMEOUT_NOW : MSG_PREVOTE_REPLY, m->replica_id)->is_rejected = !is_asking;
+            r->campaigns = (uint8_t)(at + 1);
+            break;
+        }
+    }
+    r->deadline = now_ns + RAFT_ELECTION_NS;
+}
+
 void raft_step_down(struct replica *r, uint64_t now_ns, struct consensus_out *out)
 {
     if (r->role == ROLE_LEADER) {

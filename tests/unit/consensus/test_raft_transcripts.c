@@ -293,6 +293,12 @@ static void call_step_down(struct replica *r, struct consensus_out *out, enum rc
     raft_ops.step_down(r, c.now, out);
 }
 
+static void call_lost(struct replica *r, struct consensus_out *out, enum rc *rc)
+{
+    (void)rc;
+    raft_ops.lost_memory(r, c.now, out);
+}
+
 // ---- expectations ------------------------------------------------------------------------------------------------
 
 static void same(const char *key, uint64_t got)
@@ -463,6 +469,8 @@ static void run_words(void)
         request(call_read);
     } else if (strcmp(name, "step-down") == 0) {
         request(call_step_down);
+    } else if (strcmp(name, "lost") == 0) {
+        request(call_lost);
     } else if (strcmp(name, "snapshot") == 0) {
         (void)running(1);
         cl_snapshot(&c, node(1));
