@@ -42,7 +42,7 @@ class Chaos:
         self.wiped = None
         self.last = {}
         chosen = os.environ.get("CHAOS_FAULTS")
-        skipped = os.environ.get("CHAOS_SKIP", "wipe,full-disk").split(",")
+        skipped = os.environ.get("CHAOS_SKIP", "full-disk").split(",")
         self.kinds = [k for k in (chosen.split(",") if chosen else KINDS) if k not in skipped]
 
     def log(self, text):

@@ -46,7 +46,7 @@ uint32_t stream_open(int queue)
     struct stream *s = calloc(1, sizeof(*s));
     assert(s != NULL);
     s->queue = queue;
-    s->highest = calloc((size_t)l->consumers_count, sizeof(uint64_t));
+    s->highest = calloc((size_t)(l->consumers_count * l->queues_count), sizeof(uint64_t));
     assert(s->highest != NULL);
     l->streams[l->streams_count] = s;
     return (uint32_t)l->streams_count++;
@@ -183,12 +183,12 @@ void ledger_delivered(int queue, int consumer, bool is_redelivered, struct span 
         ledger.missing--;
     }
     if (!was_seen && !is_redelivered) {
-        if (number < s->highest[consumer]) {
+        uint64_t *highest = &s->highest[consumer * ledger.queues_count + queue];
+        if (number < *highest) {
             violated(&ledger.disordered, "order", "%s: stream %u number %llu came after %llu, consumer %d",
-                     name, stream, (unsigned long long)number, (unsigned long long)s->highest[consumer] - 1,
-                     consumer);
+                     name, stream, (unsigned long long)number, (unsigned long long)*highest - 1, consumer);
         } else {
-            s->highest[consumer] = number + 1;
+            *highest = number + 1;
         }
     }
     const double age = (double)(now_ns() - u64_at(body.ptr + 24)) / 1e9;

@@ -52,7 +52,7 @@ struct stream {
     uint64_t first_open;            // Lowest number neither confirmed nor refused.
     struct bits closed, confirmed;  // Confirmed or refused; confirmed.
     struct bits seen[QUEUES_MAX];   // By queue.
-    uint64_t *highest;              // By consumer: number + 1 of the last unflagged delivery.
+    uint64_t *highest;              // By consumer and queue: number + 1 of the last unflagged delivery.
 };
 
 struct ledger {
