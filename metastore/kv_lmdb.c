@@ -7,7 +7,9 @@
 // in force (P11). MDB_NOMETASYNC: a commit syncs the data pages but not the page that names them, so a crash
 // may fall back by a transaction or so, never into a mix; mdb_env_sync makes the last commit durable.
 // MDB_NOTLS: readers move between threads (begun on the meta thread, walked on the cold one). Never
-// MDB_NOSYNC (decision 12). LMDB has no checksums: rows carry their own (tree_rows.c), and kv_lmdb_guard
+// MDB_NOSYNC (decision 12). A commit that meets a full disk loses its transaction, whose commands were answered already (the
+// Raft log has them): so its blocks are allocated before it is begun, and without room it waits.
+// LMDB has no checksums: rows carry their own (tree_rows.c), and kv_lmdb_guard
 // turns what a damaged file does to the library (faults, failed checks) into RC_CORRUPT while the start-up
 // check reads everything once. This is a driver: it is the one file of metastore/ that calls the file system.
 #include "metastore/kv.h"
@@ -21,9 +23,11 @@
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 struct kv_lmdb {
@@ -32,12 +36,14 @@ struct kv_lmdb {
     MDB_dbi dbi[KV_TABLES];
     char *dir;  // Owned; the metastore's directory.
     uint64_t generation;
+    uint64_t allocated;  // Bytes of data.mdb that have blocks; UINT64_MAX: the file system does not do that.
 };
 
 struct lmdb_txn {
     struct kv_txn txn;
     MDB_txn *mdb;
     MDB_cursor *cursor[KV_TABLES];  // Opened on first use.
+    uint64_t put_bytes;             // Keys and values, so far.
 };
 
 static const char *const table_names[KV_TABLES] = {
@@ -116,6 +122,7 @@ static enum rc lmdb_put(struct kv_txn *txn, enum kv_table table, struct span key
     assert(key.len > 0 && key.len <= KV_KEY_MAX);
     MDB_val k = val_of(key);
     MDB_val v = val_of(value);
+    t->put_bytes += key.len + value.len;
     return rc_of(mdb_put(t->mdb, dbi_of(t, table), &k, &v, 0));
 }
 
@@ -158,12 +165,91 @@ static void close_cursors(struct lmdb_txn *t)
     }
 }
 
+// ---- room -------------------------------------------------------------------------------------------------
+
+enum {
+    // A commit is begun only with so much allocated behind the last page in use: a bit, and thrice what was put, for pages are
+    // copied on write and split. (What a commit frees is used by the one after the next.)
+    COMMIT_BYTES = 1 << 20,
+    COMMIT_FACTOR = 3,
+    ROOM_RETRY_NS = 100000000,
+};
+
+static _Atomic bool shared_is_short;    // Of the process: its stores share a disk. Relaxed: a gauge.
+static _Atomic bool shared_is_hurried;  // No waiting any more (release, acquire).
+
+static int allocate_file(int fd, uint64_t bytes)
+{
+    return fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) == 0 ? 0 : errno;
+}
+static int (*allocate)(int fd, uint64_t bytes) = allocate_file;
+
+void kv_lmdb_set_allocate(int (*fn)(int fd, uint64_t bytes))
+{
+    allocate = fn ? fn : allocate_file;
+}
+
+bool kv_lmdb_is_short(void)
+{
+    return atomic_load_explicit(&shared_is_short, memory_order_relaxed);
+}
+
+void kv_lmdb_stop_waiting(void)
+{
+    atomic_store_explicit(&shared_is_hurried, true, memory_order_release);
+}
+
+// Whether `need` bytes are allocated behind the last page in use as of the last commit.
+static bool has_room(struct kv_lmdb *k, uint64_t need)
+{
+    MDB_envinfo info;
+    MDB_stat s;
+    mdb_filehandle_t fd;
+    if (k->allocated == UINT64_MAX || mdb_env_info(k->env, &info) != 0 || mdb_env_stat(k->env, &s) != 0 || mdb_env_get_fd(k->env, &fd) != 0) {
+        return true;
+    }
+    const uint64_t end = (info.me_last_pgno + 1) * s.ms_psize + need;
+    if (k->allocated >= end) {
+        return true;
+    }
+    const int e = allocate(fd, end + COMMIT_BYTES);
+    const bool is_full = e == ENOSPC || e == EDQUOT;
+    if (e == 0) {
+        k->allocated = end + COMMIT_BYTES;
+    } else if (!is_full) {
+        k->allocated = UINT64_MAX;  // As it was before: a full disk ends the process.
+    }
+    atomic_store_explicit(&shared_is_short, is_full, memory_order_relaxed);
+    return !is_full;
+}
+
+// False: there is none, and nobody waits any more.
+static bool room_wait(struct kv_lmdb *k, uint64_t need)
+{
+    const struct timespec pause = {.tv_nsec = ROOM_RETRY_NS};
+    for (bool is_first = true; !has_room(k, need); is_first = false) {
+        if (is_first) {
+            log_error("metadata store: the disk is full: changes wait until there is room");
+        }
+        if (atomic_load_explicit(&shared_is_hurried, memory_order_acquire)) {
+            return false;
+        }
+        nanosleep(&pause, NULL);
+    }
+    return true;
+}
+
 static enum rc lmdb_commit(struct kv_txn *txn)
 {
     struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
     assert(txn->is_write);
     close_cursors(t);
-    const enum rc rc = rc_of(mdb_txn_commit(t->mdb));
+    enum rc rc = RC_OK;
+    if (room_wait(container_of(txn->kv, struct kv_lmdb, kv), COMMIT_BYTES + COMMIT_FACTOR * t->put_bytes)) {
+        rc = rc_of(mdb_txn_commit(t->mdb));
+    } else {
+        mdb_txn_abort(t->mdb);
+    }
     free(t);
     return rc;
 }

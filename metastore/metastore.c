@@ -440,3 +440,13 @@ bool metastore_is_damaged(const struct metastore *m)
 {
     return atomic_load_explicit(&m->shared_is_damaged, memory_order_acquire);
 }
+
+bool metastore_is_short(void)
+{
+    return kv_lmdb_is_short();
+}
+
+void metastore_stop_waiting(void)
+{
+    kv_lmdb_stop_waiting();
+}

@@ -154,6 +154,10 @@ uint64_t metastore_turn(struct metastore *m);
 // served (`loaded` has not been called, fences and commands are answered RC_CORRUPT) until a majority proved
 // that the rebuilt state is complete. Any thread.
 bool metastore_is_damaged(const struct metastore *m);
+// The disk has no room for the metadata's growth: nothing more should be made. Any thread.
+bool metastore_is_short(void);
+// Before the meta thread is stopped: it waits for room no more.
+void metastore_stop_waiting(void);
 
 // Worker 0, on the leader's node only: a pending trigger event. At least once (again after each change of
 // leader), until a command with meta_ack_event(seq) is applied.

@@ -2,7 +2,7 @@
 // Room on a full disk for what frees room.
 //
 // Problem: to retire a WAL file its live entries are copied to a segment first, so a disk that is quite full could never be
-// emptied. Idea: the file `reserve`, as large as a WAL file and a bit more. The first want of room at a retirement or a
+// emptied. Idea: the file `wal/reserve`, as large as a WAL file and a bit more. The first want of room at a retirement or a
 // checkpoint removes it and tries again; the WAL file that comes free then is room in turn. As long as the reserve
 // is missing the store is short of room and nothing more should be published (store_is_short); it is made up again when
 // there is room (store_worker_room, now and then).
@@ -10,7 +10,7 @@
 // Threads: the cold one, and the start. The mutex only joins several cold threads.
 #include "consensus/store/core.h"
 
-#define RESERVE_PATH "reserve"
+#define RESERVE_PATH "wal/reserve"
 
 void store_make_room(struct disk *d)
 {
@@ -30,7 +30,7 @@ bool reserve_release(struct store *s)
     atomic_store_explicit(&s->shared_is_short, true, memory_order_relaxed);
     pthread_mutex_unlock(&s->mutex);
     if (was_there) {
-        (void)d->sync_dir(d, ".");  // Some file systems give the room back only then. A failure shows in what comes next.
+        (void)d->sync_dir(d, "wal");  // Some file systems give the room back only then. A failure shows in what comes next.
         log_warning("store: the disk is full: going on with the room that was kept in reserve");
     }
     return was_there;

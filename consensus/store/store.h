@@ -27,7 +27,7 @@ struct store_config {
     uint64_t wal_file_bytes;
     uint32_t wal_align;
     uint32_t wal_reserve_files;  // See wal_config.
-    uint64_t reserve_bytes;      // Size of the file `reserve` (reserve.c); 0: none is kept.
+    uint64_t reserve_bytes;      // Size of the file `wal/reserve` (reserve.c); 0: none is kept.
     uint32_t wal_slice_bytes;  // Above this a record is written to the WAL in slices (wal.h, is_large); 0: the default.
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.

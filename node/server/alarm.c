@@ -105,7 +105,7 @@ static void look_for_room(void *arg)
 
 static uint64_t room_turn(struct node *n, uint64_t now)
 {
-    const bool is_short = wal_thread_is_short(n->wal) || store_is_short(n->store);
+    const bool is_short = wal_thread_is_short(n->wal) || store_is_short(n->store) || metastore_is_short();
     if (is_short != n->is_short) {
         n->is_short = is_short;
         n->room_at_ns = now + ROOM_RETRY_MS * 1000000ull;

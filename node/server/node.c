@@ -318,6 +318,7 @@ void node_stop(struct node *n)
     ctl_stop(n->ctl);
     wal_thread_stop(n->wal);
     executor_stop(n->cold);
+    metastore_stop_waiting();
     executor_stop(n->meta);
     log_notice("node %s has stopped", n->config.node_name);
 }

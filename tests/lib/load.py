@@ -88,7 +88,7 @@ def data_of(node):
     for directory, _, files in os.walk(top):
         for name in files:
             size += os.stat(os.path.join(directory, name)).st_blocks * 512
-            wal += directory.endswith("/wal")
+            wal += directory.endswith("/wal") and name != "reserve"  # The room kept for a full disk is no log.
     return wal, size
 
 

@@ -67,7 +67,7 @@ START_TEST(the_reserve_is_made_up_when_there_is_room)
     store_worker_room(fx.workers[0]);
     settle(&fx);
     ck_assert(!store_is_short(fx.store));
-    ck_assert(sim_disk_exists(fx.disk, "reserve"));
+    ck_assert(sim_disk_exists(fx.disk, "wal/reserve"));
 }
 END_TEST
 
@@ -140,7 +140,7 @@ START_TEST(a_start_on_a_full_disk_uses_the_reserve)
     fixture_close(&fx);
     sim_disk_kill(fx.disk);
     store_make_room(sim_disk_base(fx.disk));
-    (void)sim_disk_base(fx.disk)->sync_dir(sim_disk_base(fx.disk), ".");
+    (void)sim_disk_base(fx.disk)->sync_dir(sim_disk_base(fx.disk), "wal");
     fixture_open(&fx);
     ck_assert_ptr_nonnull(fx.store);
     ck_assert(store_is_short(fx.store));

@@ -3,7 +3,11 @@
 // One conformance suite for both back ends of the kv seam, and LMDB's generations.
 #include "meta_fixture.h"
 #include "node/base/env.h"
+#include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
 
 static char *dir;
 static struct kv *kv;
@@ -443,6 +447,103 @@ START_TEST(foreign_files_are_ignored)
 }
 END_TEST
 
+// ---- LMDB on a full disk ------------------------------------------------------------------------------------
+
+static _Atomic bool is_full;
+static _Atomic uint32_t asked;
+
+static int allocate_if_room(int fd, uint64_t bytes)
+{
+    atomic_fetch_add(&asked, 1);
+    return atomic_load(&is_full) ? ENOSPC : fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) == 0 ? 0 : errno;
+}
+
+static void put_many(int from, int count)
+{
+    static char value[1001];
+    memset(value, 'v', 1000);
+    struct kv_txn *t = begin(true);
+    for (int i = from; i < from + count; i++) {
+        char key[32];
+        snprintf(key, sizeof(key), "key %08d", i);
+        put(t, key, value);
+    }
+    ck_assert_int_eq(kv_commit(t), RC_OK);
+}
+
+static void *put_thread(void *arg)
+{
+    atomic_int *done = arg;
+    for (int i = 0; i < 30; i++) {
+        put_many(i * 1000, 1000);
+        atomic_store(done, i + 1);
+    }
+    return NULL;
+}
+
+START_TEST(what_a_commit_writes_is_allocated_first_and_little_more)
+{
+    open_back(1);
+    put_many(0, 1000);
+    put_many(1000, 1);
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/gen-1/data.mdb", dir);
+    struct stat st;
+    ck_assert_int_eq(stat(path, &st), 0);
+    ck_assert_int_ge(st.st_blocks * 512, st.st_size + (1 << 20));
+    ck_assert_int_le(st.st_blocks * 512, st.st_size + (6 << 20));
+    close_back();
+}
+END_TEST
+
+START_TEST(on_a_full_disk_commits_wait_for_room)
+{
+    kv_lmdb_set_allocate(allocate_if_room);
+    atomic_store(&is_full, false);
+    open_back(1);
+    put_many(0, 1);
+    atomic_store(&is_full, true);
+    atomic_int done = 0;
+    pthread_t thread;
+    ck_assert_int_eq(pthread_create(&thread, NULL, put_thread, &done), 0);
+    struct timespec pause = {.tv_nsec = 5000000};
+    for (int i = 0; i < 2000 && !kv_lmdb_is_short(); i++) {
+        nanosleep(&pause, NULL);
+    }
+    ck_assert(kv_lmdb_is_short());
+    const uint32_t before = atomic_load(&asked);
+    for (int i = 0; i < 2000 && atomic_load(&asked) < before + 3; i++) {
+        nanosleep(&pause, NULL);  // It asks again and again.
+    }
+    ck_assert_uint_ge(atomic_load(&asked), before + 3);
+    ck_assert_int_lt(atomic_load(&done), 30);
+    atomic_store(&is_full, false);
+    pthread_join(thread, NULL);
+    ck_assert_int_eq(atomic_load(&done), 30);
+    ck_assert(!kv_lmdb_is_short());
+    struct kv_txn *t = begin(false);
+    ck_assert_ptr_nonnull(get(t, "key 00029999"));
+    kv_abort(t);
+    close_back();
+    kv_lmdb_set_allocate(NULL);
+}
+END_TEST
+
+START_TEST(who_stops_does_not_wait_for_room)
+{
+    kv_lmdb_set_allocate(allocate_if_room);
+    atomic_store(&is_full, false);
+    open_back(1);
+    put_many(0, 1);
+    atomic_store(&is_full, true);
+    kv_lmdb_stop_waiting();
+    for (int i = 0; i < 30; i++) {
+        put_many(i * 1000, 1000);
+    }
+    close_back();
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("kv");
@@ -465,6 +566,9 @@ int main(void)
     tcase_add_test(t, an_unpublished_generation_is_forgotten_at_the_next_open);
     tcase_add_test(t, a_current_file_without_sense_or_without_its_data_is_damage);
     tcase_add_test(t, foreign_files_are_ignored);
+    tcase_add_test(t, what_a_commit_writes_is_allocated_first_and_little_more);
+    tcase_add_test(t, on_a_full_disk_commits_wait_for_room);
+    tcase_add_test(t, who_stops_does_not_wait_for_room);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);
