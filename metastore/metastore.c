@@ -28,35 +28,45 @@ void metastore_post(struct metastore *m, uint32_t worker, void (*fn)(void *), vo
 
 // ---- changes to the workers -------------------------------------------------------------------------------
 
+enum { DELIVER_CHANGES = 1000 };  // Told in one go: a whole tree must not keep a worker from its sockets.
+
 struct delivery {
+    struct list link;
     struct metastore *m;
     struct feed *feed;
     uint32_t worker;
+    size_t at;  // Bytes of the changes that were told.
 };
 
-static void tell_changes(const struct meta_subscriber *s, const struct feed *f)
+static void delivery_free(struct delivery *d)
 {
-    struct reader r = reader_of(buf_span(&f->changes));
+    list_remove(&d->link);
+    feed_drop(d->feed);
+    free(d);
+}
+
+// Tells at most *budget changes. True: all have been told.
+static bool tell_changes(const struct meta_subscriber *s, struct delivery *d, uint32_t *budget)
+{
+    const struct buf *changes = &d->feed->changes;
+    struct reader r = reader_of(span_of(changes->ptr + d->at, changes->len - d->at));
     struct meta_path path;
     struct meta_change change;
-    while (change_next(&r, &change, &path) == RC_OK) {
+    while (*budget > 0 && change_next(&r, &change, &path) == RC_OK) {
         if (s->change) {
             s->change(s->ctx, &change);
         }
+        (*budget)--;
     }
+    d->at = changes->len - reader_left(&r);
+    return d->at == changes->len;
 }
 
-static void deliver(void *arg)
+static void delivery_done(struct worker *w, struct delivery *d)
 {
-    struct delivery *d = arg;
-    struct worker *w = &d->m->workers[d->worker];
-    struct feed *f = d->feed;
+    const struct feed *f = d->feed;
     if (w->has_subscriber) {
         const struct meta_subscriber *s = &w->subscriber;
-        if (f->is_reset && w->is_loaded && s->reset) {
-            s->reset(s->ctx);
-        }
-        tell_changes(s, f);
         w->seen = f->index > w->seen ? f->index : w->seen;
         if (f->is_load && s->loaded) {
             s->loaded(s->ctx, f->index);
@@ -66,7 +76,7 @@ static void deliver(void *arg)
     }
     w->is_loaded |= f->is_load;
     w->seen = f->index > w->seen ? f->index : w->seen;
-    feed_drop(f);
+    delivery_free(d);
     list_each(l, &w->waiting)
     {
         struct request *r = list_entry(l, struct request, link);
@@ -76,7 +86,39 @@ static void deliver(void *arg)
             request_free(r);
         }
     }
-    free(d);
+}
+
+// Works the worker's deliveries off, in order; goes on at its next turn if there are many changes.
+static void deliver_more(void *arg)
+{
+    struct delivery *first = arg;
+    struct metastore *m = first->m;
+    const uint32_t worker = first->worker;
+    struct worker *w = &m->workers[worker];
+    uint32_t budget = m->config.post ? DELIVER_CHANGES : UINT32_MAX;
+    while (!list_is_empty(&w->deliveries)) {
+        struct delivery *d = list_entry(w->deliveries.next, struct delivery, link);
+        const struct meta_subscriber *s = &w->subscriber;
+        if (w->has_subscriber && d->at == 0 && d->feed->is_reset && w->is_loaded && s->reset) {
+            s->reset(s->ctx);
+        }
+        if (w->has_subscriber && !tell_changes(s, d, &budget)) {
+            m->config.post(m->config.post_ctx, worker, deliver_more, d);
+            return;
+        }
+        delivery_done(w, d);
+    }
+}
+
+static void deliver(void *arg)
+{
+    struct delivery *d = arg;
+    struct list *all = &d->m->workers[d->worker].deliveries;
+    const bool is_first = list_is_empty(all);
+    list_add_tail(all, &d->link);
+    if (is_first) {
+        deliver_more(d);
+    }
 }
 
 static void broadcast(struct metastore *m, struct feed *f)
@@ -316,6 +358,7 @@ enum rc metastore_open(const struct metastore_config *config, struct metastore *
     m->workers = mem_zalloc(config->workers * sizeof(*m->workers));
     for (uint32_t i = 0; i < config->workers; i++) {
         list_init(&m->workers[i].waiting);
+        list_init(&m->workers[i].deliveries);
     }
     *out = m;
     return RC_OK;
@@ -342,6 +385,9 @@ void metastore_close(struct metastore *m)
     for (uint32_t i = 0; i < m->config.workers; i++) {
         while ((l = list_pop(&m->workers[i].waiting)) != NULL) {
             request_free(list_entry(l, struct request, link));
+        }
+        while (!list_is_empty(&m->workers[i].deliveries)) {
+            delivery_free(list_entry(m->workers[i].deliveries.next, struct delivery, link));
         }
     }
     while ((l = list_pop(&m->sent)) != NULL) {

@@ -36,7 +36,8 @@ struct worker {
     bool has_subscriber;
     bool is_loaded;
     uint64_t seen;
-    struct list waiting;  // Answered requests whose index is not seen yet.
+    struct list waiting;     // Answered requests whose index is not seen yet.
+    struct list deliveries;  // What is told to the subscriber, oldest first.
 };
 
 // A frame's raw bytes, kept until the net has surely taken them.

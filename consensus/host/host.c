@@ -57,6 +57,30 @@ struct peer *host_peer(struct host *h, uint32_t node)
     return p;
 }
 
+static uint64_t retry_key(struct host *h, uint64_t group, uint32_t node, bool is_snapshot)
+{
+    return (group * HOST_FEED_SLOTS + host_peer(h, node)->slot) * 2 + is_snapshot;
+}
+
+// A node that has just started knows none of its groups yet: they must not all be asked for at once.
+void host_retry_add(struct group *g, uint32_t node, uint64_t replica, bool is_snapshot)
+{
+    struct host *h = g->host;
+    const uint64_t key = retry_key(h, g->id, node, is_snapshot);
+    if (map_get(&h->retry_map, key)) {
+        return;
+    }
+    struct retry *r = mem_zalloc(sizeof(*r));
+    *r = (struct retry){.group = g->id, .node = node, .replica = replica, .is_snapshot = is_snapshot};
+    r->due = host_now(h) + HOST_RETRY_NS;
+    if (!list_is_empty(&h->retries)) {
+        const uint64_t last = list_entry(h->retries.prev, struct retry, link)->due + HOST_RETRY_STEP_NS;
+        r->due = last > r->due ? last : r->due;
+    }
+    map_put(&h->retry_map, key, r);
+    list_add_tail(&h->retries, &r->link);
+}
+
 void host_free_later(struct host *h, void *ptr)
 {
     struct garbage *x = mem_alloc(sizeof(*x));
@@ -272,6 +296,7 @@ static void delayed_run(struct host *h)
             break;
         }
         list_remove(&r->link);
+        map_remove(&h->retry_map, retry_key(h, r->group, r->node, r->is_snapshot));
         struct group *g = map_get(&h->map, r->group);
         if (g && !group_is_gone(g)) {
             struct consensus_out out;
@@ -554,6 +579,7 @@ struct host *host_create(const struct host_config *config)
     }
     map_init_u64(&h->map);
     map_init_u64(&h->peer_map);
+    map_init_u64(&h->retry_map);
     pb_arena_init(&h->arena);
     buf_init(&h->scratch);
     const struct store_hooks hooks = {
@@ -618,6 +644,7 @@ void host_destroy(struct host *h)
     buf_deinit(&h->scratch);
     map_deinit(&h->map);
     map_deinit(&h->peer_map);
+    map_deinit(&h->retry_map);
     free(h->heap);
     free(h);
 }

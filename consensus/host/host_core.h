@@ -36,6 +36,7 @@ enum {
 #define HOST_CAMPAIGN_NS 20000ull              // this long for each that waits already.
 #define HOST_NEWS_NS (5 * 1000000ull)          // A commit that no append carried is announced after this.
 #define HOST_RETRY_NS (250 * 1000000ull)       // After "unknown group", and for snapshots that could not start.
+#define HOST_RETRY_STEP_NS 20000ull            // Between two of them.
 #define HOST_PIECE_NS (2000 * 1000000ull)      // A snapshot piece without answer is sent again.
 #define HOST_RECEIVE_NS (15000 * 1000000ull)   // A receiver that hears nothing more gives up.
 #define HOST_TRANSFER_NS (60000 * 1000000ull)  // A transfer without any progress is given up.
@@ -201,7 +202,7 @@ struct read {
 };
 
 struct retry {
-    struct list link;  // host.retries, by due.
+    struct list link;  // host.retries, by due; and in host.retry_map.
     uint64_t due;
     uint64_t group;
     uint32_t node;
@@ -244,6 +245,7 @@ struct host {
     struct list news;
     struct list no_leader;
     struct list retries;
+    struct map retry_map;  // Group, peer and kind (host.c) -> struct retry.
     struct list reads_done;
     struct list snap_sends;     // struct snap_send.
     struct list snap_receives;  // struct snap_receive.
@@ -274,6 +276,7 @@ struct host {
 
 // host.c
 struct peer *host_peer(struct host *h, uint32_t node);  // Made on first use.
+void host_retry_add(struct group *g, uint32_t node, uint64_t replica, bool is_snapshot);  // If it is not there yet.
 void host_free_later(struct host *h, void *ptr);        // Frees memory the net may still read, after the flush.
 void host_release_later(struct host *h, struct block *b);  // The same for a block.
 void group_ready(struct group *g, uint16_t flags);

@@ -365,18 +365,7 @@ static void on_unknown_group(struct host *h, uint32_t node, const struct frame *
     if (g == NULL || group_is_gone(g)) {
         return;
     }
-    list_each(l, &h->retries) {
-        const struct retry *r = list_entry(l, struct retry, link);
-        if (r->group == u->group && r->node == node && !r->is_snapshot) {
-            return;
-        }
-    }
-    struct retry *r = mem_zalloc(sizeof(*r));
-    r->due = host_now(h) + HOST_RETRY_NS;
-    r->group = u->group;
-    r->node = node;
-    r->replica = u->replica;
-    list_add_tail(&h->retries, &r->link);
+    host_retry_add(g, node, u->replica, false);
 }
 
 void host_receive(struct host *h, uint32_t node, enum net_lane lane, const struct frame *f)

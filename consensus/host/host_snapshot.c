@@ -182,24 +182,6 @@ void host_snapshot_load(struct group *g)
 
 // ---- sending -----------------------------------------------------------------------------------------------------------
 
-static void retry_later(struct group *g, uint32_t node, uint64_t replica)
-{
-    struct host *h = g->host;
-    list_each(l, &h->retries) {
-        const struct retry *r = list_entry(l, struct retry, link);
-        if (r->group == g->id && r->replica == replica && r->is_snapshot) {
-            return;
-        }
-    }
-    struct retry *r = mem_zalloc(sizeof(*r));
-    r->due = host_now(h) + HOST_RETRY_NS;
-    r->group = g->id;
-    r->node = node;
-    r->replica = replica;
-    r->is_snapshot = true;
-    list_add_tail(&h->retries, &r->link);
-}
-
 static void send_free(struct snap_send *s)
 {
     struct host *h = s->group->host;
@@ -227,7 +209,7 @@ static void send_end(struct snap_send *s, bool is_ok)
             group_execute(g, &out, span_of(NULL, 0), 0);
             group_ready(g, GROUP_SEND);
         } else {
-            retry_later(g, s->node, s->replica);
+            host_retry_add(g, s->node, s->replica, true);
         }
     }
     if (!group_is_gone(g)) {
@@ -346,7 +328,7 @@ bool host_snapshot_send(struct group *g, uint32_t node, uint64_t replica)
     send_supersede(g, node, replica);
     if (h->snap_sends_count >= HOST_SNAPSHOT_SENDS || !net->is_connected(net, node, LANE_BULK) ||
         glog_snapshot_info(g->log, &info) != RC_OK) {
-        retry_later(g, node, replica);
+        host_retry_add(g, node, replica, true);
         return false;
     }
     struct consensus_status st;
