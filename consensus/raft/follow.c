@@ -136,7 +136,12 @@ void raft_append(struct replica *r, const struct consensus_msg *m, uint64_t now_
         return;
     }
     if (r->is_installing && (m->count > 0 || m->index > r->matched)) {
-        return;  // The log is about to be replaced; the leader repeats itself.
+        // The log is about to be replaced; the leader repeats itself. A probe behind our end is answered: it is of a leader
+        // that may not know yet that we need its snapshot (the one that sent ours may be gone).
+        if (m->count == 0 && m->index > r->last) {
+            reject(r, m, r->last, out);
+        }
+        return;
     }
     if (m->index > r->last) {
         reject(r, m, r->last, out);
