@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where is the leader? One link per group and worker, shared by all sessions and questions there.
 //
-// Sources, best first: a replica on this worker (it leads, or knows who does); what an answer hinted at or the last
+// Sources, best first: a replica on this worker (it leads, or knows who does, until that one denies it); what an answer hinted at or the last
 // successful attach showed; else the members one after another, those with a link to them first. Each failed try doubles
 // the wait up to a tenth of a second, so an unreachable queue costs little; hearing of a leader from the local replica
 // ends the wait at once. Several tries run for all sessions of the group together.
@@ -91,7 +91,8 @@ bool queue_link_place(struct queue_link *l, struct queue_place *out)
         if (status.role == ROLE_LEADER) {
             return false;  // Ready soon.
         }
-        if (status.leader_node != 0 && place_of(l, status.leader_node, out)) {
+        // One that lags behind, or left and was not told, may be wrong for long: once denied, the others are asked too.
+        if (status.leader_node != 0 && l->retry_ns <= 1 && place_of(l, status.leader_node, out)) {
             return true;
         }
     }
