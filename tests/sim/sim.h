@@ -67,6 +67,8 @@ struct sim_app {
     // The replica leaves its node: removes it (host_group_remove, deleted) and returns true; false: only a restart can. NULL:
     // the world does it.
     bool (*group_drop)(struct sim_node *n, uint32_t slot);
+    // Other members were committed (sim_group.members). May be NULL.
+    void (*members_changed)(struct sim *s, uint32_t slot);
     // Machine of `group` on `node` (a new, empty one), with its fsm_ops; for those not added by group_add.
     void *(*machine_create)(struct sim *s, struct sim_node *n, uint64_t group);
     void (*machine_destroy)(void *machine);
@@ -110,6 +112,8 @@ struct sim_shadow {
     uint64_t last;       // Durable log ends here.
     uint64_t terms_base;  // terms[i] is that of terms_base + 1 + i.
     struct buf terms;    // u64 each.
+    uint64_t configs_from;  // Above this index `configs` holds those of all configuration entries (u64, ascending).
+    struct buf configs;
 };
 
 struct sim_seen {
@@ -177,6 +181,7 @@ struct sim_group {
     uint64_t id;
     enum sim_group_kind kind;
     struct config initial;
+    struct config members;  // As last committed, as far as sim_member.c has seen.
     uint64_t next_replica;  // Ids for members that join.
     // Committed history, by index from 1: term and chain hash (index i at i - 1).
     struct buf terms, chain;

@@ -67,6 +67,22 @@ static bool group_add(struct sim_node *n, uint32_t slot, const struct store_grou
     return kind != SIM_LIST;
 }
 
+static bool group_drop(struct sim_node *n, uint32_t slot)
+{
+    if (n->sim->groups[slot].kind != SIM_QUEUE) {
+        return false;
+    }
+    sim_queue_leave(n, slot);
+    return true;
+}
+
+static void members_changed(struct sim *s, uint32_t slot)
+{
+    if (s->groups[slot].kind == SIM_QUEUE) {
+        sim_queue_members_changed(s, slot);
+    }
+}
+
 static void node_down(struct sim *s, struct sim_node *n)
 {
     if (has_queues(s)) {
@@ -154,6 +170,8 @@ const struct sim_app sim_full_app = {
     .init = init,
     .node_init = node_init,
     .group_add = group_add,
+    .group_drop = group_drop,
+    .members_changed = members_changed,
     .machine_create = machine_create,
     .machine_destroy = free,
     .fsm = &sim_list_fsm,

@@ -15,6 +15,13 @@
 
 // ---- shadow logs -----------------------------------------------------------------------------------------------------
 
+static uint64_t buf_u64_at(const struct buf *b, uint64_t at)
+{
+    uint64_t v;
+    memcpy(&v, b->ptr + at * 8, 8);
+    return v;
+}
+
 static uint64_t shadow_term(const struct sim_shadow *x, uint64_t index)
 {
     if (index <= x->terms_base || index > x->last) {
@@ -27,6 +34,9 @@ static uint64_t shadow_term(const struct sim_shadow *x, uint64_t index)
 
 static void shadow_cut(struct sim_shadow *x, uint64_t from)
 {
+    while (x->configs.len > 0 && buf_u64_at(&x->configs, x->configs.len / 8 - 1) >= from) {
+        x->configs.len -= 8;
+    }
     if (from <= x->last) {
         x->last = from - 1;
         if (x->last < x->terms_base) {
@@ -38,16 +48,11 @@ static void shadow_cut(struct sim_shadow *x, uint64_t from)
 
 static void shadow_reset(struct sim_shadow *x, uint64_t index)
 {
+    x->configs_from = index;
+    x->configs.len = 0;
     x->snapshot = index > x->snapshot ? index : x->snapshot;
     x->terms_base = x->last = index;
     x->terms.len = 0;
-}
-
-static uint64_t buf_u64_at(const struct buf *b, uint64_t at)
-{
-    uint64_t v;
-    memcpy(&v, b->ptr + at * 8, 8);
-    return v;
 }
 
 // P5: what is committed is never cut off.
@@ -77,6 +82,7 @@ void sim_check_begun(struct sim_node *n, uint32_t slot)
     sim_log(n->sim, "node %u: group %llu: replica %llu is deleted, replica %llu begins", n->id,
             (unsigned long long)n->sim->groups[slot].id, (unsigned long long)x->replica, (unsigned long long)n->replicas[slot]);
     buf_deinit(&x->terms);
+    buf_deinit(&x->configs);
     *x = (struct sim_shadow){.replica = n->replicas[slot]};
 }
 
@@ -119,6 +125,9 @@ static void shadow_record(struct sim_node *n, const struct record_disk *d, struc
         }
         x->last = d->index;
         buf_u64(&x->terms, d->term);
+        if (d->kind == RECORD_CONFIG) {
+            buf_u64(&x->configs, d->index);
+        }
     }
 }
 
@@ -304,7 +313,8 @@ void sim_check_recovered(struct sim_node *n, const struct store_group *g)
     x->hard = g->hard_state;
     x->snapshot = g->snapshot_index;
     x->terms_base = g->snapshot_index;
-    x->last = g->last;
+    x->last = x->configs_from = g->last;
+    x->configs.len = 0;
     x->terms.len = 0;
     for (uint64_t i = g->snapshot_index + 1; i <= g->last; i++) {
         buf_u64(&x->terms, recovered_term(g, i));
@@ -357,6 +367,20 @@ static void check_leader(struct sim_node *n, uint32_t slot, const struct consens
         sim_violation(s, "two leaders of group %llu in term %llu: node %u and node %u", (unsigned long long)g->id,
                       (unsigned long long)st->term, n->id, (uint32_t)((uintptr_t)known >> 32));
     }
+}
+
+// P9: what is in force is what the log says, from the moment its entry is there until it is cut off.
+static bool is_config_there(const struct sim_shadow *x, uint64_t index)
+{
+    if (index <= x->configs_from || index <= x->snapshot || index > x->last) {
+        return true;  // Not known.
+    }
+    for (size_t i = x->configs.len / 8; i > 0; i--) {
+        if (buf_u64_at(&x->configs, i - 1) == index) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static bool is_on_disk(const struct sim_node *n, uint32_t slot, const struct member *m, uint64_t index, uint64_t term)
@@ -430,6 +454,7 @@ void sim_check_node(struct sim_node *n)
                             : is_old                        ? "an entry of an older term is committed by counting"
                             : st.applied > safe             ? "applied beyond what is committed and durable"
                             : st.durable > on_disk          ? "claims to be durable what is not on disk"
+                            : !is_config_there(x, st.config->index) ? "its configuration is of an entry that was cut off"
                                                             : NULL;
         if (wrong) {
             sim_violation(s,
@@ -507,6 +532,7 @@ void sim_check_deinit(struct sim *s)
         buf_deinit(&s->nodes[k].pending_cuts);
         for (uint32_t i = 0; i < s->groups_count; i++) {
             buf_deinit(&s->nodes[k].shadows[i].terms);
+            buf_deinit(&s->nodes[k].shadows[i].configs);
         }
     }
 }

@@ -202,7 +202,7 @@ static void come_as_another(struct sim *s, void *arg, uint64_t number)
 {
     struct sim_node *n = arg;
     (void)number;
-    if (!n->is_up) {
+    if (!n->is_up && !n->is_gone) {
         sim_node_start(n);
     }
     (void)s;

@@ -116,6 +116,13 @@ static void step(struct sim *s, uint32_t slot, bool is_churn)
     if (c.index > st.commit) {
         return;
     }
+    struct sim_group *x = &s->groups[slot];
+    if (c.index > x->members.index) {
+        config_copy(&x->members, &c);
+        if (s->app->members_changed) {
+            s->app->members_changed(s, slot);
+        }
+    }
     const uint64_t incarnation = n->incarnation;
     const struct member_change change = draw_change(s, slot, &c, is_churn);
     if (change.member.replica_id == 0 || !n->is_up || n->incarnation != incarnation) {
@@ -126,6 +133,10 @@ static void step(struct sim *s, uint32_t slot, bool is_churn)
     if (rc != RC_BUSY || s->is_verbose) {
         sim_log(s, "node %u: group %llu: replica %llu of node %u %s: %s", n->id, (unsigned long long)s->groups[slot].id,
                 (unsigned long long)change.member.replica_id, change.member.node_id, names[change.kind], rc_text(rc));
+    }
+    if (rc == RC_OK && !st.is_ready) {
+        sim_violation(s, "node %u group %llu: a change of members before its leader has committed in term %llu", n->id,
+                      (unsigned long long)s->groups[slot].id, (unsigned long long)st.term);  // P10.
     }
     if (rc == RC_OK) {
         s->counters.member_changes++;
@@ -144,7 +155,7 @@ static void clean_up(struct sim *s, uint32_t slot)
     struct group *g = sim_leader(s, slot, &leader);
     struct sim_node *n = sim_any_node(s);
     struct consensus_status st;
-    if (!g || !n->is_up || n->is_paused || n->replicas[slot] == 0 || n->is_fresh[slot] || s->groups[slot].kind != SIM_LIST) {
+    if (!g || !n->is_up || n->is_paused || n->replicas[slot] == 0 || n->is_fresh[slot] || s->groups[slot].kind == SIM_META) {
         return;
     }
     group_status(g, &st);
@@ -165,7 +176,7 @@ static void tick(struct sim *s, void *arg, uint64_t number)
     }
     if (!s->is_calm) {
         const uint32_t slot = (uint32_t)rng_below(&s->rng, s->groups_count);
-        step(s, slot, may_churn && s->groups[slot].kind == SIM_LIST);
+        step(s, slot, may_churn && s->groups[slot].kind != SIM_META);
         if (sim_chance(s, 4)) {
             clean_up(s, slot);
         }
@@ -215,6 +226,7 @@ bool sim_members_are_settled(struct sim *s)
         struct group *g = sim_leader(s, i, &n);
         struct consensus_status st;
         if (!g) {
+            sim_log(s, "group %llu: nobody leads", (unsigned long long)s->groups[i].id);
             return false;
         }
         group_status(g, &st);

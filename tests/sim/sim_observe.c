@@ -167,6 +167,14 @@ void sim_observe_begin(struct sim_node *n, struct list *observers, uint64_t (*di
     next.committed = committed;
 }
 
+void sim_observe_forget(struct list *observers, uint64_t group)
+{
+    struct sim_observer *o = sim_observe_find(observers, group);
+    if (o) {
+        o->group = 0;  // Its host may still hold it.
+    }
+}
+
 void sim_observe_end(void)
 {
     assert(!next.node);  // It was used.

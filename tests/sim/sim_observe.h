@@ -27,5 +27,6 @@ void sim_observe_begin(struct sim_node *n, struct list *observers, uint64_t (*di
 void sim_observe_end(void);
 void sim_observe_free(struct list *observers);  // After the host has gone.
 void sim_observe_digest(struct sim_observer *o);  // Compares now.
+void sim_observe_forget(struct list *observers, uint64_t group);  // Its replica has left the node.
 struct sim_observer *sim_observe_find(struct list *observers, uint64_t group);
 void sim_observe_deinit(struct sim *s);

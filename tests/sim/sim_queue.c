@@ -20,12 +20,19 @@ struct queue_service *sim_queue_service(const struct sim_node *n)
     return sim_parts(n)->queues;
 }
 
+static struct queue_target target_of(const struct sim_group *g, const struct config *c)
+{
+    struct queue_target t = {.group = g->id};
+    for (uint32_t i = 0; i < c->count && t.members_count < LIMIT_VOTERS; i++) {
+        t.members[t.members_count++] = c->members[i];
+    }
+    return t;
+}
+
 struct queue_target sim_queue_target(const struct sim *s, uint32_t slot)
 {
     const struct sim_group *g = &s->groups[slot];
-    struct queue_target t = {.group = g->id, .members_count = g->initial.count};
-    memcpy(t.members, g->initial.members, g->initial.count * sizeof(t.members[0]));
-    return t;
+    return target_of(g, g->members.count > 0 ? &g->members : &g->initial);
 }
 
 void sim_queue_init_node(struct sim *s, struct sim_node *n)
@@ -55,7 +62,7 @@ void sim_queue_add(struct sim_node *n, uint32_t slot, const struct store_group *
     struct sim *s = n->sim;
     const struct sim_group *g = &s->groups[slot];
     const struct queue_replica_spec spec = {
-        .target = sim_queue_target(s, slot),
+        .target = target_of(g, &g->initial),
         .replica_id = n->replicas[slot],
         .recovered = recovered,
         .settings = queue_state(s)->books[slot]->settings,
@@ -68,6 +75,31 @@ void sim_queue_add(struct sim_node *n, uint32_t slot, const struct store_group *
         sim_violation(s, "node %u queue %llu: not added: %s", n->id, (unsigned long long)g->id, rc_text(rc));
     }
     n->groups[slot] = host_group_find(n->host, g->id);
+}
+
+void sim_queue_leave(struct sim_node *n, uint32_t slot)
+{
+    const uint64_t group = n->sim->groups[slot].id;
+    queue_replica_leave(sim_parts(n)->queues, group);
+    sim_observe_forget(&sim_parts(n)->observers, group);
+}
+
+static void members_told(struct sim *s, void *arg, uint64_t slot)
+{
+    struct sim_node *n = arg;
+    const struct queue_target t = sim_queue_target(s, (uint32_t)slot);
+    queue_members_changed(sim_parts(n)->queues, &t);
+    sim_node_wake(n, 0);
+}
+
+// As the projection does on each node, each in its time.
+void sim_queue_members_changed(struct sim *s, uint32_t slot)
+{
+    for (uint32_t i = 0; i < s->nodes_count; i++) {
+        if (s->nodes[i].is_up) {
+            sim_node_at(&s->nodes[i], sim_range(s, SIM_US, 50 * SIM_MS), members_told, &s->nodes[i], slot, NULL);
+        }
+    }
 }
 
 void sim_queue_node_down(struct sim_node *n)
@@ -232,6 +264,20 @@ static void tell_left(struct sim *s, uint32_t slot, const struct queue_fsm_sessi
     }
 }
 
+// The observer of this node's replica if that is a member (one that has left need not have heard of what came later).
+static struct sim_observer *member_observer(struct sim *s, uint32_t slot, uint32_t node)
+{
+    struct sim_node *n = &s->nodes[node], *leader;
+    struct group *g = sim_leader(s, slot, &leader);
+    struct consensus_status st;
+    if (!g || !n->is_up) {
+        return NULL;
+    }
+    group_status(g, &st);
+    const struct member *m = config_find_node(st.config, n->id);
+    return m && m->replica_id == n->replicas[slot] ? sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id) : NULL;
+}
+
 static bool is_at_rest(struct sim *s, uint32_t slot)
 {
     const struct queue_replica *leader = leader_of(s, slot);
@@ -247,17 +293,15 @@ static bool is_at_rest(struct sim *s, uint32_t slot)
         return false;
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
-        struct sim_node *n = &s->nodes[i];
-        struct sim_observer *o = !n->is_up ? NULL : sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id);
+        const struct sim_observer *o = member_observer(s, slot, i);
         if (o && o->index != s->groups[slot].committed) {
-            sim_log(s, "queue %llu: node %u has applied %llu", (unsigned long long)s->groups[slot].id, n->id,
+            sim_log(s, "queue %llu: node %u has applied %llu", (unsigned long long)s->groups[slot].id, i + 1,
                     (unsigned long long)o->index);
             return false;
         }
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {
-        struct sim_node *n = &s->nodes[i];
-        struct sim_observer *o = !n->is_up ? NULL : sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id);
+        struct sim_observer *o = member_observer(s, slot, i);
         if (o) {
             sim_observe_digest(o);
         }

@@ -95,6 +95,8 @@ void sim_queue_committed(struct sim *s, uint32_t slot, const struct entry *e);
 // sim_queue.c
 void sim_queue_init_node(struct sim *s, struct sim_node *n);
 void sim_queue_add(struct sim_node *n, uint32_t slot, const struct store_group *recovered);
+void sim_queue_leave(struct sim_node *n, uint32_t slot);
+void sim_queue_members_changed(struct sim *s, uint32_t slot);
 void sim_queue_node_down(struct sim_node *n);
 void sim_queue_start(struct sim *s);
 bool sim_queue_is_settled(struct sim *s);
