@@ -50,7 +50,8 @@ struct sim_counters {
     uint64_t events, commits, elections, crashes, torn_writes, partitions, violations;
     uint64_t proposals, acks, reads, frames, snapshots_taken, snapshots_installed, wal_files, cold_reads;
     uint64_t member_changes, wipes, flips, amnesiacs, full_disks;
-    uint64_t settle_ns;  // From the last fault until everything had come to rest; longest.
+    // Longest: from the last fault until every group had a leader that committed, until everything had come to rest.
+    uint64_t led_ns, settle_ns;
 };
 
 // ---- the application --------------------------------------------------------------------------------------------------

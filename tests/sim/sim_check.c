@@ -370,9 +370,9 @@ static void check_leader(struct sim_node *n, uint32_t slot, const struct consens
 }
 
 // P9: what is in force is what the log says, from the moment its entry is there until it is cut off.
-static bool is_config_there(const struct sim_shadow *x, uint64_t index)
+static bool is_config_there(const struct sim_shadow *x, uint64_t durable, uint64_t index)
 {
-    if (index <= x->configs_from || index <= x->snapshot || index > x->last) {
+    if (index > durable || index <= x->configs_from || index <= x->snapshot || index > x->last) {
         return true;  // Not known.
     }
     for (size_t i = x->configs.len / 8; i > 0; i--) {
@@ -454,7 +454,7 @@ void sim_check_node(struct sim_node *n)
                             : is_old                        ? "an entry of an older term is committed by counting"
                             : st.applied > safe             ? "applied beyond what is committed and durable"
                             : st.durable > on_disk          ? "claims to be durable what is not on disk"
-                            : !is_config_there(x, st.config->index) ? "its configuration is of an entry that was cut off"
+                            : !is_config_there(x, st.durable, st.config->index) ? "its configuration is of an entry that was cut off"
                                                             : NULL;
         if (wrong) {
             sim_violation(s,

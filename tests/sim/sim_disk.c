@@ -748,6 +748,11 @@ bool sim_disk_is_dead(const struct sim_disk *s)
     return s->is_dead;
 }
 
+bool sim_disk_is_faulty(const struct sim_disk *s)
+{
+    return s->is_dead || s->crash_at != UINT64_MAX || s->fail_sync_at != UINT64_MAX;
+}
+
 uint64_t sim_disk_ops(const struct sim_disk *s)
 {
     return s->ops;

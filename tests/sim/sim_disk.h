@@ -33,6 +33,7 @@ void sim_disk_kill(struct sim_disk *s);
 // must let nothing out of the step in which it became true. UINT64_MAX: never.
 void sim_disk_crash_after(struct sim_disk *s, uint64_t ops);
 bool sim_disk_is_dead(const struct sim_disk *s);
+bool sim_disk_is_faulty(const struct sim_disk *s);  // A crash or a failing sync is armed, or has struck.
 uint64_t sim_disk_ops(const struct sim_disk *s);  // Changing operations so far.
 // The sync after `syncs` more ones fails: RC_IO, disk.failed. What it should have synced stays unsynced.
 void sim_disk_fail_sync_after(struct sim_disk *s, uint64_t syncs);

@@ -371,7 +371,7 @@ static void reader_tick(struct sim *s, void *arg, uint64_t number)
 struct look {
     struct glog_read read;
     struct sim_node *node;
-    const struct machine *machine;
+    uint64_t replica;
     uint64_t group;
     struct live live;
     uint64_t index;
@@ -391,7 +391,7 @@ static void look_done(struct glog_read *r)
     struct sim *s = k->node->sim;
     const struct machine *m = k->node->machines[sim_group_slot(s, k->group)];
     bool is_live = false;
-    if (m == NULL || m != k->machine || m->is_restoring) {
+    if (m == NULL || k->node->replicas[sim_group_slot(s, k->group)] != k->replica || m->is_restoring) {
         buf_deinit(&r->bytes);
         free(k);
         return;
@@ -432,7 +432,7 @@ static void look_tick(struct sim *s, void *arg, uint64_t number)
         } else if (rc == RC_COLD) {
             struct look *k = mem_zalloc(sizeof(*k));
             k->node = n;
-            k->machine = m;
+            k->replica = n->replicas[slot];
             k->group = m->group;
             k->live = l;
             k->index = l.index;

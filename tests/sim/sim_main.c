@@ -59,14 +59,14 @@ static void print_report(const struct report *r, const uint64_t *trace)
     const struct sim_counters *c = &r->counters;
     printf("{\"seeds\":%llu,\"events\":%llu,\"commits\":%llu,\"elections\":%llu,\"crashes\":%llu,\"torn_writes\":%llu,"
            "\"partitions\":%llu,\"violations\":%llu,\"wal_files\":%llu,\"snapshots\":%llu,\"installs\":%llu,\"cold_reads\":%llu,"
-           "\"member_changes\":%llu,\"wipes\":%llu,\"flips\":%llu,\"amnesiacs\":%llu,\"full_disks\":%llu,\"settle_ms\":%llu",
+           "\"member_changes\":%llu,\"wipes\":%llu,\"flips\":%llu,\"amnesiacs\":%llu,\"full_disks\":%llu,\"led_ms\":%llu,\"settle_ms\":%llu",
            (unsigned long long)r->seeds, (unsigned long long)c->events, (unsigned long long)c->commits,
            (unsigned long long)c->elections, (unsigned long long)c->crashes, (unsigned long long)c->torn_writes,
            (unsigned long long)c->partitions, (unsigned long long)c->violations, (unsigned long long)c->wal_files,
            (unsigned long long)c->snapshots_taken, (unsigned long long)c->snapshots_installed,
            (unsigned long long)c->cold_reads, (unsigned long long)c->member_changes, (unsigned long long)c->wipes,
            (unsigned long long)c->flips, (unsigned long long)c->amnesiacs, (unsigned long long)c->full_disks,
-           (unsigned long long)(c->settle_ns / SIM_MS));
+           (unsigned long long)(c->led_ns / SIM_MS), (unsigned long long)(c->settle_ns / SIM_MS));
     if (trace) {
         printf(",\"trace\":\"%016llx\"", (unsigned long long)*trace);
     }

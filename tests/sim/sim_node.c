@@ -12,6 +12,14 @@
 
 // ---- the worker's turn ---------------------------------------------------------------------------------------------------
 
+// A node ends when its disk fails, not when that is full.
+static void check_failed(struct sim_node *n)
+{
+    if (!sim_disk_is_faulty(n->disk)) {
+        sim_violation(n->sim, "node %u: ends itself, its disk has not failed%s", n->id, n->is_full ? " (it is full)" : "");
+    }
+}
+
 static void turn(struct sim *s, void *arg, uint64_t due)
 {
     struct sim_node *n = arg;
@@ -22,6 +30,7 @@ static void turn(struct sim *s, void *arg, uint64_t due)
     const uint64_t before = s->app->turn ? s->app->turn(s, n) : UINT64_MAX;
     uint64_t next = host_turn(n->host);
     if (host_is_failed(n->host)) {
+        check_failed(n);
         sim_node_crash(n, true);
         return;
     }
@@ -65,6 +74,7 @@ static void wal_written(struct sim *s, void *arg, uint64_t number)
     }
     if (rc != RC_OK) {
         sim_log(s, "node %u: write-ahead log failed", n->id);
+        check_failed(n);
         sim_node_crash(n, true);  // P6: the process ends.
         return;
     }
