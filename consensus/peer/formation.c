@@ -129,7 +129,8 @@ void formation_decide(const struct formation_self *self, const struct formation_
     for (uint32_t i = 0; i < peers_len; i++) {
         const struct formation_peer *p = &peers[i];
         if (is_other(self, p) && p->list_hash != self->list_hash) {
-            say(out, p->list_hash == 0 ? "%s has no list of cluster nodes, or is a member that waits to be replaced" : "%s has another list of cluster nodes than this node", p->name);
+            say(out, p->list_hash == 0 ? "%s has no list of cluster nodes, or is a member that waits to be replaced"
+                                       : "%s has another list of cluster nodes than this node", p->name);
             return;
         }
     }

@@ -12,9 +12,11 @@
 // A node in company is never wiped like this: its cluster would be left with a member that lost its memory (law 2). How one that
 // has lost its memory is: lost.c.
 //
-// Forgetting deletes the node's record; the metadata group follows (member.c). Queues keep it as a member that never
-// answers, which is why a queue that would be left without a majority is a reason to refuse.
+// Forgetting deletes the node's record; the metadata group follows (member.c), and so do the leaders of the queues with a member
+// there (node/broker/README.md): they take it out, and give its place to another node if there is one. That needs a majority of
+// the other members, which is why a queue that would be left without one is a reason to refuse.
 #include "node/base/log.h"
+#include "node/base/mem.h"
 #include "node/server/node.h"
 #include "node/server/note.h"
 #include <stdio.h>
@@ -292,13 +294,27 @@ uint64_t rejoin_turn(struct node *n, uint64_t now)
 
 // ---- forgetting --------------------------------------------------------------------------------------------------
 
-struct forgetting {
-    struct node *node;
-    uint64_t replica_id;   // In the metadata group.
-    uint64_t until;
+// Who asks for the same node meanwhile waits for the same outcome: the command may be repeated at any time.
+struct waiter {
+    struct waiter *next;
     void (*done)(void *arg, enum rc rc, const char *text);
     void *arg;
 };
+
+struct forgetting {
+    struct node *node;
+    char name[PEER_NAME_MAX + 1];
+    uint64_t replica_id;   // In the metadata group.
+    uint64_t until;
+    struct waiter *waiters;
+};
+
+static void wait_for_it(struct forgetting *f, void (*done)(void *arg, enum rc rc, const char *text), void *arg)
+{
+    struct waiter *w = mem_alloc(sizeof(*w));
+    *w = (struct waiter){.next = f->waiters, .done = done, .arg = arg};
+    f->waiters = w;
+}
 
 struct queue_check {
     struct broker *broker;
@@ -334,14 +350,18 @@ static void forget_end(struct node *n, enum rc rc, const char *text)
 {
     struct forgetting *f = n->forgetting;
     n->forgetting = NULL;
-    f->done(f->arg, rc, text);
+    for (struct waiter *w; (w = f->waiters) != NULL;) {
+        f->waiters = w->next;
+        w->done(w->arg, rc, text);
+        free(w);
+    }
     free(f);
 }
 
 static void on_forgotten(void *ctx, const struct broker_result *r)
 {
     struct node *n = ctx;
-    if (r->rc != RC_OK) {
+    if (r->rc != RC_OK && r->rc != RC_NOT_FOUND) {  // Not found: another member was asked, too, and was faster.
         forget_end(n, r->rc, r->text);
         return;
     }
@@ -355,6 +375,10 @@ void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc 
     struct broker *b = n->workers[0].broker;
     const struct broker_node *known = b ? broker_node_find(b, span_str(name)) : NULL;
     char text[700];
+    if (n->forgetting && strcmp(n->forgetting->name, name) == 0) {
+        wait_for_it(n->forgetting, done, arg);
+        return;
+    }
     if (!known || n->forgetting) {
         snprintf(text, sizeof(text), known ? "another node is being forgotten" : "'%s' is not a node of this cluster", name);
         done(arg, known ? RC_BUSY : RC_NOT_FOUND, text);
@@ -374,8 +398,10 @@ void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc 
         done(arg, RC_CONFLICT, text);
         return;
     }
-    struct forgetting *f = calloc(1, sizeof(*f));
-    *f = (struct forgetting){.node = n, .replica_id = known->replica_id, .done = done, .arg = arg};
+    struct forgetting *f = mem_zalloc(sizeof(*f));
+    *f = (struct forgetting){.node = n, .replica_id = known->replica_id};
+    snprintf(f->name, sizeof(f->name), "%s", name);
+    wait_for_it(f, done, arg);
     n->forgetting = f;
     broker_node_delete(b, known->name, on_forgotten, n);
 }

@@ -4,7 +4,7 @@ lost disks founds nothing, confirms nothing, and waits.
 
 ROUNDS=30 tests/fault/test_wipe.py wipes more often.
 """
-import os, random, sys, time
+import os, random, sys, threading, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lib"))
 from warren import *
@@ -143,6 +143,54 @@ def wipe_two(c):
     return wrong
 
 
+def forget_under_load(c):
+    """CL-05. A node is lost for good: forgotten from two members at once and again, while another takes its replicas and clients work."""
+    wrong = []
+    for i in range(10):
+        c.declare("n1", f"busy-{i}", dict(QUORUM, **{"x-quorum-initial-group-size": 4}))
+    for i in range(10):
+        until(lambda i=i: is_whole(c, "n1", f"busy-{i}", ("n1", "n2", "n3", "n4")), 20)
+    c.lead("busy-0", "n4")  # The leader is lost with it.
+    p = Publisher(c, "n1", "busy-0", rate=300)
+    p.start()
+    p.ready.wait(10)
+    until(lambda: len(p.confirmed) > 100)
+    if c.ctl("n1", "forget_cluster_node", "n4@localhost", check=False).returncode != 69:
+        wrong.append("a running node is forgotten")
+    c.do("wipe", "n4")
+    until(lambda: all("n4@localhost" not in c.json(n, "cluster_status")["running_nodes"] for n in ("n1", "n2")))
+    codes = []
+    asks = [threading.Thread(target=lambda n=n: codes.append((n, c.ctl(n, "forget_cluster_node", "n4@localhost", check=False)))) for n in ("n1", "n2", "n1", "n2")]
+    for a in asks: a.start()
+    for a in asks: a.join()
+    wrong += [f"{n}: exit {r.returncode}: {r.stderr.strip()}" for n, r in codes if r.returncode not in (0, 69) or (r.returncode == 69 and "not a node of" not in r.stderr)]
+    if not any(r.returncode == 0 for _, r in codes):
+        wrong.append("nobody says that it was forgotten")
+    p.paused = True
+    for i in range(10):
+        if not until(lambda i=i: is_whole(c, "n2", f"busy-{i}"), 20, 0.05):
+            wrong.append(f"busy-{i} has {members(c, 'n2', f'busy-{i}')}")
+    p.paused = False
+    # It comes back as a new one, and the places that it left are for it.
+    c.do("start", "n4")
+    c.do("await", "n4")
+    until(lambda: len(p.confirmed) > 200)
+    p.paused = True
+    for i in range(10):
+        if not until(lambda i=i: is_whole(c, "n2", f"busy-{i}", ("n1", "n2", "n3", "n4")), 20, 0.05):
+            wrong.append(f"with n4 back busy-{i} has {members(c, 'n2', f'busy-{i}')}")
+    p.paused = False
+    if not p.drain() or p.error or p.nacked:
+        wrong.append(f"publisher: {p.error}, {len(p.by_tag)} not confirmed, {len(p.nacked)} refused")
+    p.stop()
+    consumer = Consumer(c, "n4", "busy-0")
+    consumer.start()
+    consumer.wait_for(p.confirmed)
+    wrong += check_deliveries(consumer.got, p.confirmed, p.next)
+    consumer.stop()
+    return wrong
+
+
 def waiting_for(c, node):
     p = c.ctl(node, "status", "--formatter", "json", check=False)
     return json.loads(p.stdout).get("waiting_for", "") if p.returncode == 0 else ""
@@ -160,4 +208,6 @@ with Cluster() as c:
     tap.run("a wiped node comes back by itself under load, every queue has three level members again, nothing confirmed is lost", wipe_under_load, c)
     tap.run("a wiped node and one that lags make no majority of what a third one knows (CL-02)", wipe_while_one_lags, c)
     tap.run("two wiped of three found nothing and confirm nothing", wipe_two, c)
+with Cluster(nodes=4) as c:
+    tap.run("a lost node is forgotten under load, by two members at once; every queue has exactly the wanted members (CL-05)", forget_under_load, c)
 tap.end()
