@@ -244,6 +244,7 @@ void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_del
         return;
     }
     r->leading = NULL;  // Sessions that look for the leader now do not come back here.
+    queue_doubts_lead_stop(r);
     struct list *item;
     while (!list_is_empty(&l->servers)) {
         item = l->servers.next;

@@ -238,6 +238,12 @@ void queue_replica_mark(struct queue_replica *r);
 void queue_replica_role(struct queue_replica *r, const struct consensus_status *status);
 void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_deleted);
 void queue_replica_lane_reset(struct queue_replica *r, uint32_t node);  // While leading.
+
+// queue_doubt.c: a session that was open and is not in the state. True: proven, it has ended. False: not proven (yet), it is
+// to attach again.
+bool queue_doubt_is_ended(struct queue_replica *r, struct queue_session_id id);
+void queue_doubts_lead_stop(const struct queue_replica *r);
+void queue_doubts_abandon(struct queue_service *q);  // At its end.
 void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx);
 bool queue_replica_poll_ready(struct queue_replica *r);  // True if it leads and is ready.
 void queue_replica_session_opened(struct queue_replica *r, struct queue_session_id id);  // Applied.
@@ -280,6 +286,7 @@ struct queue_service {
     struct map deleted;      // group -> itself, oldest first.
     struct list dirty_sessions, seeking, questions;
     struct list dirty_replicas, leading;
+    struct list doubts;      // queue_doubt.c
     struct queue_effects effects;
     struct buf scratch;
     struct buf ranges;

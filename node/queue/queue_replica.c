@@ -240,7 +240,8 @@ void queue_replica_attach(struct queue_replica *r, struct queue_session *local, 
     }
     if (!v) {
         struct queue_fsm_session *s = queue_fsm_session_find(&r->fsm, id);
-        if (!s && was_open) {
+        const bool is_ended = !s && was_open && queue_doubt_is_ended(r, id);
+        if (is_ended) {
             if (local) {
                 queue_client_ended(local, false);
             } else {
@@ -248,7 +249,7 @@ void queue_replica_attach(struct queue_replica *r, struct queue_session *local, 
             }
             return;
         }
-        if (!s && propose_open(r, id) != RC_OK) {
+        if (!s && (was_open || propose_open(r, id) != RC_OK)) {
             if (local) {
                 queue_client_not_leader(local, attach, r->service->config.node_id, queue_replica_leader_hint(r));
             } else {

@@ -167,6 +167,7 @@ struct queue_service *queue_service_create(const struct queue_service_config *co
     list_init(&q->questions);
     list_init(&q->dirty_replicas);
     list_init(&q->leading);
+    list_init(&q->doubts);
     queue_effects_init(&q->effects);
     q->next_counter = q->next_token = 1;
     q->check_at = q->nodes_at = UINT64_MAX;
@@ -180,6 +181,7 @@ struct queue_service *queue_service_create(const struct queue_service_config *co
 void queue_service_destroy(struct queue_service *q)
 {
     queue_questions_abort(q);
+    queue_doubts_abandon(q);
     uint32_t pos = 0;
     struct queue_session *s;
     while ((s = map_next(&q->sessions, &pos, NULL, NULL)) != NULL) {

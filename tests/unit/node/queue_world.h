@@ -116,6 +116,12 @@ void group_status(const struct group *g, struct consensus_status *out)
         .is_ready = g->is_leader && g->term == g->w->term && g->applied >= g->w->noop,
     };
 }
+// Proven at once where the node leads and has applied everything; a deposed leader cannot.
+void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *done, void *ctx)
+{
+    const bool is_proven = g->w->leader == g->host->node && g->is_leader && g->term == g->w->term && g->applied >= g->w->commit;
+    done(ctx, is_proven ? RC_OK : RC_NOT_LEADER);
+}
 bool group_is_full(const struct group *g)
 {
     return g->w->full_rounds > 0;
