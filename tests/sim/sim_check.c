@@ -355,6 +355,11 @@ static void check_leader(struct sim_node *n, uint32_t slot, const struct consens
         sim_log(s, "node %u: leads group %llu in term %llu (last %llu, commit %llu)", n->id, (unsigned long long)g->id,
                 (unsigned long long)st->term, (unsigned long long)st->last, (unsigned long long)st->commit);
         check_votes(n, slot, st);
+        const struct member *m = config_find(st->config, n->replicas[slot]);
+        if (st->config->index <= st->commit && (!m || !m->is_voter)) {
+            sim_violation(s, "node %u leads group %llu in term %llu and is no voter of it", n->id, (unsigned long long)g->id,
+                          (unsigned long long)st->term);  // P19.
+        }
         // One that won long ago and stood still meanwhile need not know what later leaders committed.
         const bool is_newest = st->term > g->leader_term;
         g->leader_term = is_newest ? st->term : g->leader_term;
