@@ -384,6 +384,8 @@ static uint64_t next_due(struct host *h, bool is_more, uint64_t snapshots_due)
         return h->now;
     }
     uint64_t due = snapshots_due;
+    const uint64_t idle_at = h->wrote_at + HOST_IDLE_NS;
+    due = idle_at > h->now && idle_at < due ? idle_at : due;
     const uint64_t timer = host_timer_next(h);
     due = timer < due ? timer : due;
     if (!list_is_empty(&h->news)) {
@@ -418,6 +420,8 @@ uint64_t host_turn(struct host *h)
     list_init(&notes);
     list_init(&large_notes);
     notes_collect(h, &notes, &large_notes);
+    h->wrote_at = list_is_empty(&notes) && list_is_empty(&large_notes) ? h->wrote_at : h->now;
+    store_worker_idle(h->store, h->now >= h->wrote_at + HOST_IDLE_NS);
     store_worker_flush(h->store, &notes, &large_notes);
     assert(list_is_empty(&notes) && list_is_empty(&large_notes));
     h->config.net->flush(h->config.net);

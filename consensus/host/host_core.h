@@ -37,6 +37,7 @@ enum {
 #define HOST_NEWS_NS (5 * 1000000ull)          // A commit that no append carried is announced after this.
 #define HOST_RETRY_NS (250 * 1000000ull)       // After "unknown group", and for snapshots that could not start.
 #define HOST_RETRY_STEP_NS 20000ull            // Between two of them.
+#define HOST_IDLE_NS (10000 * 1000000ull)       // A worker that has written nothing for so long is idle.
 #define HOST_PIECE_NS (2000 * 1000000ull)      // A snapshot piece without answer is sent again.
 #define HOST_RECEIVE_NS (15000 * 1000000ull)   // A receiver that hears nothing more gives up.
 #define HOST_TRANSFER_NS (60000 * 1000000ull)  // A transfer without any progress is given up.
@@ -258,6 +259,7 @@ struct host {
     struct host_timer *heap;  // host_timer.c
     uint32_t heap_len, heap_cap;
     uint32_t campaigns;       // Groups with GROUP_CAMPAIGNS.
+    uint64_t wrote_at;        // When anything was last handed to the WAL.
     uint64_t campaign_next;   // When the next one that has to wait may ask again.
 
     struct list note_pool;

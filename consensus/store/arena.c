@@ -330,7 +330,8 @@ const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *o
 void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
 {
     graves_clear(a);
-    for (struct list *l = a->memory.next; l != &a->memory && a->bytes > a->budget;) {
+    const uint64_t budget = a->is_idle ? 0 : a->budget;
+    for (struct list *l = a->memory.next; l != &a->memory && a->bytes > budget;) {
         struct chunk *c = list_entry(l, struct chunk, link);
         l = l->next;
         if (c->is_pinned) {

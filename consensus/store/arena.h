@@ -75,6 +75,7 @@ struct arena {
     struct list memory;     // struct chunk with memory, oldest first.
     struct arena_lane lanes[LANES];
     uint64_t budget;
+    bool is_idle;          // Nothing is written: what is durable needs no memory.
     uint64_t bytes;        // Memory of chunks.
     uint32_t chunk_bytes;
     uint32_t range_bytes;  // Longest range handed to the WAL unless it is one record.

@@ -166,7 +166,7 @@ static uint64_t *slot(struct glog *g, uint64_t index)
 
 static void window_grow(struct glog *g)
 {
-    uint32_t cap = g->refs_cap == 0 ? 8 : g->refs_cap * 2;
+    uint32_t cap = g->refs_cap == 0 ? 2 : g->refs_cap * 2;  // An idle queue has two or three.
     uint64_t *refs = mem_alloc((size_t)cap * sizeof(*refs));
     for (uint32_t i = 0; i < g->window_count; i++) {
         refs[i] = g->refs[(g->refs_head + i) & (g->refs_cap - 1)];

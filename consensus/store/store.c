@@ -400,6 +400,11 @@ uint64_t store_worker_submission(const struct store_worker *w)
     return w->submitted + 1;
 }
 
+void store_worker_idle(struct store_worker *w, bool is_idle)
+{
+    w->arena.is_idle = is_idle;
+}
+
 uint64_t store_worker_memory(const struct store_worker *w)
 {
     return arena_memory(&w->arena);

@@ -3,8 +3,10 @@
 #include "node/base/map.h"
 #include "node/base/mem.h"
 #include <assert.h>
+#include <stddef.h>
 #include <stdlib.h>
 
+// A map of u64 keys has only the first two members of each.
 struct map_slot {
     uint64_t key;    // The key, or the hash of the bytes.
     void *value;     // NULL: a hole.
@@ -40,6 +42,16 @@ uint64_t hash_bytes(struct span key)
     return hash_u64(h ^ w);
 }
 
+static size_t slot_size(const struct map *m)
+{
+    return m->has_bytes ? sizeof(struct map_slot) : offsetof(struct map_slot, bytes);
+}
+
+static struct map_slot *slot_at(const struct map *m, uint32_t i)
+{
+    return (struct map_slot *)(void *)((char *)m->entries + i * slot_size(m));
+}
+
 static void init(struct map *m, bool has_bytes)
 {
     *m = (struct map){.has_bytes = has_bytes};
@@ -57,8 +69,8 @@ void map_init_bytes(struct map *m)
 
 void map_deinit(struct map *m)
 {
-    for (uint32_t i = 0; i < m->entries_len; i++) {
-        free(m->entries[i].bytes);
+    for (uint32_t i = 0; m->has_bytes && i < m->entries_len; i++) {
+        free(slot_at(m, i)->bytes);
     }
     free(m->entries);
     free(m->index);
@@ -85,17 +97,15 @@ static void rebuild(struct map *m)
 {
     uint32_t live = 0;
     for (uint32_t i = 0; i < m->entries_len; i++) {
-        if (m->entries[i].value) {
-            m->entries[live++] = m->entries[i];
-        } else {
-            free(m->entries[i].bytes);
+        if (slot_at(m, i)->value) {
+            memmove(slot_at(m, live++), slot_at(m, i), slot_size(m));
         }
     }
     assert(live == m->count);
     m->entries_len = live;
     if (live + 1 > m->entries_cap / 4 * 3 || m->entries_cap == 0) {
         m->entries_cap = m->entries_cap ? m->entries_cap * 2 : 8;
-        m->entries = mem_realloc(m->entries, m->entries_cap * sizeof(*m->entries));
+        m->entries = mem_realloc(m->entries, m->entries_cap * slot_size(m));
     }
     uint32_t cap = 16;
     while (cap < m->entries_cap * 2) {
@@ -106,7 +116,7 @@ static void rebuild(struct map *m)
     m->index_cap = cap;
     m->index_dirty = 0;
     for (uint32_t i = 0; i < m->entries_len; i++) {
-        index_insert(m, slot_hash(m, &m->entries[i]), i);
+        index_insert(m, slot_hash(m, slot_at(m, i)), i);
     }
 }
 
@@ -125,7 +135,7 @@ static uint32_t find(const struct map *m, uint64_t key, struct span bytes)
     uint32_t mask = m->index_cap - 1;
     uint32_t i = (uint32_t)(m->has_bytes ? key : hash_u64(key)) & mask;
     for (; m->index[i] != INDEX_FREE; i = (i + 1) & mask) {
-        if (m->index[i] != INDEX_DELETED && slot_matches(m, &m->entries[m->index[i] - 1], key, bytes)) {
+        if (m->index[i] != INDEX_DELETED && slot_matches(m, slot_at(m, m->index[i] - 1), key, bytes)) {
             return i;
         }
     }
@@ -135,7 +145,7 @@ static uint32_t find(const struct map *m, uint64_t key, struct span bytes)
 static void *get(const struct map *m, uint64_t key, struct span bytes)
 {
     uint32_t i = find(m, key, bytes);
-    return i == UINT32_MAX ? NULL : m->entries[m->index[i] - 1].value;
+    return i == UINT32_MAX ? NULL : slot_at(m, m->index[i] - 1)->value;
 }
 
 static void put(struct map *m, uint64_t key, struct span bytes, void *value)
@@ -143,14 +153,15 @@ static void put(struct map *m, uint64_t key, struct span bytes, void *value)
     assert(value);
     uint32_t i = find(m, key, bytes);
     if (i != UINT32_MAX) {
-        m->entries[m->index[i] - 1].value = value;
+        slot_at(m, m->index[i] - 1)->value = value;
         return;
     }
     if (m->entries_len == m->entries_cap || (m->entries_len + m->index_dirty + 1) * 4 > m->index_cap * 3) {
         rebuild(m);
     }
-    struct map_slot *s = &m->entries[m->entries_len];
-    *s = (struct map_slot){.key = key, .value = value};
+    struct map_slot *s = slot_at(m, m->entries_len);
+    s->key = key;
+    s->value = value;
     if (m->has_bytes) {
         s->bytes = (uint8_t *)mem_strndup(bytes.ptr, bytes.len);
         s->len = (uint32_t)bytes.len;
@@ -166,12 +177,14 @@ static void *take_out(struct map *m, uint64_t key, struct span bytes)
     if (i == UINT32_MAX) {
         return NULL;
     }
-    struct map_slot *s = &m->entries[m->index[i] - 1];
+    struct map_slot *s = slot_at(m, m->index[i] - 1);
     void *value = s->value;
     s->value = NULL;
-    free(s->bytes);
-    s->bytes = NULL;
-    s->len = 0;
+    if (m->has_bytes) {
+        free(s->bytes);
+        s->bytes = NULL;
+        s->len = 0;
+    }
     m->index[i] = INDEX_DELETED;
     m->index_dirty++;
     m->count--;
@@ -217,7 +230,7 @@ void *map_remove_bytes(struct map *m, struct span key)
 void *map_next(const struct map *m, uint32_t *pos, uint64_t *key_out, struct span *bytes_out)
 {
     while (*pos < m->entries_len) {
-        const struct map_slot *s = &m->entries[(*pos)++];
+        const struct map_slot *s = slot_at(m, (*pos)++);
         if (s->value) {
             if (key_out) {
                 *key_out = s->key;

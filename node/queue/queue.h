@@ -148,10 +148,9 @@ void queue_service_metrics(const struct queue_service *q, struct queue_metrics *
 // The replicas' side: makes the state machine of a queue group on this worker (on projection of the queue record).
 struct queue_settings {
     int64_t max_length, max_length_bytes;  // -1 none.
-    bool is_reject_publish;
     int64_t delivery_limit;                // -1 unlimited; default 20.
-    bool is_single_active;
     uint64_t metadata_version;             // Of the record these came from: an older one never overrides.
+    bool is_reject_publish, is_single_active;
 };
 struct queue_replica_spec {
     struct queue_target target;            // With the founding members, whoever is a member today.

@@ -74,11 +74,11 @@ static enum rc propose_own(struct queue_replica *r, enum queue_command_kind kind
 static void configure(struct queue_replica *r)
 {
     struct queue_leading *l = r->leading;
-    if (l->configure_index > r->applied || r->settings.metadata_version <= r->fsm.settings.metadata_version) {
+    if (l->configure_index > r->applied || !r->wanted) {
         return;
     }
     struct buf body = {0};
-    queue_command_configure(&body, &r->settings);
+    queue_command_configure(&body, r->wanted);
     if (propose_own(r, QUEUE_COMMAND_CONFIGURE, buf_span(&body), &l->configure_index) != RC_OK) {
         l->configure_index = 0;
     }

@@ -213,7 +213,7 @@ struct queue_replica {
     uint64_t group;
     struct group *handle;
     struct queue_fsm fsm;
-    struct queue_settings settings;   // Wanted.
+    struct queue_settings *wanted;    // Newer than the state's; NULL: the state has them.
     struct queue_leading *leading;    // While leader and ready.
     struct queue_restore *restore;
     struct list dirty;                // service->dirty_replicas.

@@ -9,6 +9,33 @@
 
 static const struct queue_settings first_settings = {.max_length = -1, .max_length_bytes = -1, .delivery_limit = 20};
 
+static void drop_wanted(struct queue_replica *r)
+{
+    free(r->wanted);
+    r->wanted = NULL;
+}
+
+// After anything that may have changed the state's settings.
+static void check_wanted(struct queue_replica *r)
+{
+    if (r->wanted && r->wanted->metadata_version <= r->fsm.settings.metadata_version) {
+        drop_wanted(r);
+    }
+}
+
+static void want(struct queue_replica *r, const struct queue_settings *settings)
+{
+    const uint64_t version = settings->metadata_version + 1;  // 0 is what no record has.
+    if (version <= (r->wanted ? r->wanted->metadata_version : r->fsm.settings.metadata_version)) {
+        return;
+    }
+    if (!r->wanted) {
+        r->wanted = mem_alloc(sizeof(*r->wanted));
+    }
+    *r->wanted = *settings;
+    r->wanted->metadata_version = version;
+}
+
 static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
 {
     struct queue_replica *r = ctx;
@@ -21,6 +48,7 @@ static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
             queue_effects_reset(fx);
             queue_fsm_apply(&r->fsm, e->index, e->payload, r->leading ? fx : NULL);
             r->service->metrics.commands_ignored += r->fsm.ignored - ignored;
+            check_wanted(r);
             if (r->leading) {
                 queue_replica_effects(r, fx);
             }
@@ -92,6 +120,7 @@ static enum rc restore_end(void *ctx, uint64_t index)
     free(r->restore);
     r->restore = NULL;
     r->applied = index;
+    check_wanted(r);
     return rc;
 }
 
@@ -137,6 +166,7 @@ static void replica_free(struct queue_replica *r)
         free(r->restore);
     }
     queue_fsm_deinit(&r->fsm);
+    drop_wanted(r);
     r->service->metrics.replicas--;
     free(r);
 }
@@ -150,10 +180,9 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
     r->service = q;
     r->owner = spec->owner;
     r->group = spec->target.group;
-    r->settings = spec->settings;
-    r->settings.metadata_version++;  // 0 is what no record has.
     list_init(&r->dirty);
     queue_fsm_init(&r->fsm, &first_settings);
+    want(r, &spec->settings);
     map_put(&q->replicas, r->group, r);
     q->metrics.replicas++;
     struct group_spec group = {
@@ -183,10 +212,9 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
 void queue_replica_settings(struct queue_service *q, uint64_t group, const struct queue_settings *settings)
 {
     struct queue_replica *r = map_get(&q->replicas, group);
-    if (r && settings->metadata_version + 1 > r->settings.metadata_version) {
-        r->settings = *settings;
-        r->settings.metadata_version++;
-        if (r->leading) {
+    if (r) {
+        want(r, settings);
+        if (r->leading && r->wanted) {
             queue_replica_mark(r);
         }
     }
