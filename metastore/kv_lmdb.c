@@ -69,8 +69,8 @@ static enum rc rc_of(int e)
         return RC_IO;
     default:
         log_error("metadata store: lmdb: %s", mdb_strerror(e));
-        // LMDB's own codes and EINVAL say that what it found makes no sense; the others are the system's.
-        return e < 0 || e == EINVAL ? RC_CORRUPT : RC_IO;
+        // LMDB's own codes say that what it found makes no sense, and so do EINVAL and EFBIG (a map larger than any file).
+        return e < 0 || e == EINVAL || e == EFBIG ? RC_CORRUPT : RC_IO;
     }
 }
 

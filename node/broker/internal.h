@@ -89,7 +89,7 @@ struct broker {
     struct meta_subscriber subscriber;
     struct map vhosts, users, nodes;
     struct map draining;  // Name of a node in maintenance mode -> generation that told of it (uint64_t)
-    struct map replicas_by_node;  // node id -> count + 1, as a number in the pointer
+    struct map replicas_by_node, leads_by_node;  // node id -> queues with a member, a first member there (a number in the pointer)
     uint64_t version;
     uint64_t generation;  // Raised by each reset.
     bool is_loaded, is_closing;
@@ -112,6 +112,7 @@ void forget_destination(struct list *incoming);
 
 // projection_queue.c
 uint32_t node_replica_count(struct broker *b, uint32_t node_id);
+uint32_t node_lead_count(struct broker *b, uint32_t node_id);
 void queue_told(struct broker_vhost *v, struct span name, const struct meta_change *c);
 void queue_remove(struct broker_vhost *v, struct queue *q);  // Its replica here and its data go, too.
 // The group's members when it was made: where every replica begins, whenever it is made.

@@ -6,7 +6,8 @@
 enum {
     CHANGES_AT_ONCE = 64,
     SOON_MS = 5,         // A configuration entry commits in about that time.
-    LATER_MS = 200,      // A learner is catching up.
+    LATER_MS = 200,      // A learner is catching up,
+    EAGER_MS = 100,      // and was let in longer ago than this: most are level at once.
     ANNOUNCED_MS = 10000,  // A member that was announced and cannot be let in is taken back after this (law 4).
     STORE_MS = 10000,
     PROOF_MS = 2000,

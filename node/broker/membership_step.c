@@ -451,5 +451,8 @@ enum step change_step(struct change *c)
     if (done == STEP_NOTHING) {
         done = fill(c, &s);
     }
-    return done == STEP_NOTHING && c->is_waiting ? STEP_LATER : done;
+    if (done == STEP_NOTHING && c->is_waiting) {
+        return membership_now(b) - c->seen_at < EAGER_MS * NS_PER_MS ? STEP_SOON : STEP_LATER;
+    }
+    return done;
 }

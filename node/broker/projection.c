@@ -495,6 +495,7 @@ struct broker *broker_create(const struct broker_config *config)
     map_init_bytes(&b->users);
     nodes_init(b);
     map_init_u64(&b->replicas_by_node);
+    map_init_u64(&b->leads_by_node);
     b->match = pcre2_match_data_create(1, NULL);
     membership_init(b);
     return b;
@@ -516,6 +517,7 @@ void broker_destroy(struct broker *b)
     map_deinit(&b->vhosts);
     map_deinit(&b->users);
     map_deinit(&b->replicas_by_node);
+    map_deinit(&b->leads_by_node);
     pcre2_match_data_free(b->match);
     free(b->route);
     free(b);

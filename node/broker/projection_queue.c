@@ -12,15 +12,28 @@ uint32_t node_replica_count(struct broker *b, uint32_t node_id)
     return (uint32_t)(uintptr_t)map_get(&b->replicas_by_node, node_id);
 }
 
+uint32_t node_lead_count(struct broker *b, uint32_t node_id)
+{
+    return (uint32_t)(uintptr_t)map_get(&b->leads_by_node, node_id);
+}
+
+static void count(struct map *m, uint32_t node_id, int by)
+{
+    const uint32_t n = (uint32_t)(uintptr_t)map_get(m, node_id) + (uint32_t)by;
+    if (n == 0) {
+        map_remove(m, node_id);
+    } else {
+        map_put(m, node_id, (void *)(uintptr_t)n);
+    }
+}
+
 static void count_replicas(struct broker *b, const struct queue_target *t, int by)
 {
     for (uint32_t i = 0; i < t->members_count; i++) {
-        uint32_t n = node_replica_count(b, t->members[i].node_id) + (uint32_t)by;
-        if (n == 0) {
-            map_remove(&b->replicas_by_node, t->members[i].node_id);
-        } else {
-            map_put(&b->replicas_by_node, t->members[i].node_id, (void *)(uintptr_t)n);
-        }
+        count(&b->replicas_by_node, t->members[i].node_id, by);
+    }
+    if (t->members_count > 0) {
+        count(&b->leads_by_node, t->members[0].node_id, by);
     }
 }
 

@@ -220,7 +220,7 @@ static bool queue_equivalent(struct op *op, const struct broker_queue *q)
 struct candidate {
     uint32_t node_id;
     bool is_local, is_alive, is_draining;
-    uint32_t replicas;
+    uint32_t replicas, leads;  // Leads: queues whose first member it is, the one that campaigns at once.
 };
 
 static int candidate_order(const void *a, const void *b)
@@ -241,6 +241,23 @@ static int candidate_order(const void *a, const void *b)
     return (x->node_id > y->node_id) - (x->node_id < y->node_id);
 }
 
+// Which of the chosen leads first: the local one, or (balanced) the one that is first in the fewest queues; none in maintenance
+// mode while there is another.
+static uint32_t choose_leader(struct op *op, const struct candidate *all, uint32_t n)
+{
+    struct span locator;
+    const bool is_asked = table_find_string(op->arguments, "x-queue-leader-locator", &locator);
+    const bool is_balanced = is_asked ? !span_equal(locator, span_str("client-local")) : op->broker->config.is_leader_balanced;
+    uint32_t first = 0;
+    for (uint32_t i = 1; i < n; i++) {
+        const bool is_usable = all[i].is_alive && !all[i].is_draining;
+        if (is_usable && (all[first].is_draining || (is_balanced && all[i].leads < all[first].leads))) {
+            first = i;
+        }
+    }
+    return first;
+}
+
 // The local node first, then running nodes with the fewest replicas (data-plane §4.8).
 static uint32_t choose_members(struct op *op, uint32_t *nodes)
 {
@@ -254,7 +271,8 @@ static uint32_t choose_members(struct op *op, uint32_t *nodes)
                                           .is_local = is_local,
                                           .is_alive = is_local || host_node_is_alive(b->config.host, id),
                                           .is_draining = n->pub.is_draining,
-                                          .replicas = node_replica_count(b, id)};
+                                          .replicas = node_replica_count(b, id),
+                                          .leads = node_lead_count(b, id)};
     }
     qsort(all, count, sizeof(*all), candidate_order);
     int64_t size = b->config.quorum_initial_size;
@@ -264,15 +282,7 @@ static uint32_t choose_members(struct op *op, uint32_t *nodes)
     }
     uint32_t n = size > LIMIT_VOTERS ? LIMIT_VOTERS : (uint32_t)size;
     n = n > count ? count : n;
-    struct span locator;
-    bool is_balanced = table_find_string(op->arguments, "x-queue-leader-locator", &locator) && !span_equal(locator, span_str("client-local"));
-    // Balanced: the least loaded of the chosen campaigns first. Replica counts stand in for leader counts.
-    uint32_t first = 0;
-    for (uint32_t i = 1; is_balanced && i < n; i++) {
-        if (all[i].is_alive && !all[i].is_draining && all[i].replicas < all[first].replicas) {
-            first = i;
-        }
-    }
+    const uint32_t first = choose_leader(op, all, n);
     for (uint32_t i = 0; i < n; i++) {
         nodes[i] = all[(i + first) % n].node_id;
     }

@@ -65,6 +65,32 @@ START_TEST(values_are_checked_and_the_error_says_what_fits)
 }
 END_TEST
 
+START_TEST(placement_of_quorum_queues_has_rabbitmqs_keys_and_defaults)
+{
+    ck_assert_int_eq(load(""), RC_OK);
+    ck_assert(!config.is_leader_balanced && !config.is_reconciling);
+    ck_assert_uint_eq(config.reconcile_interval_ms, 3600000);
+    ck_assert_uint_eq(config.reconcile_trigger_ms, 10000);
+    done();
+    ck_assert_int_eq(load("queue_leader_locator = balanced\n"
+                          "quorum_queue.continuous_membership_reconciliation.enabled = true\n"
+                          "quorum_queue.continuous_membership_reconciliation.auto_remove = false\n"
+                          "quorum_queue.continuous_membership_reconciliation.interval = 5000\n"
+                          "quorum_queue.continuous_membership_reconciliation.trigger_interval = 700\n"
+                          "quorum_queue.continuous_membership_reconciliation.target_group_size = 5\n"),
+                     RC_OK);
+    ck_assert(config.is_leader_balanced && config.is_reconciling);
+    ck_assert_uint_eq(config.reconcile_interval_ms, 5000);
+    ck_assert_uint_eq(config.reconcile_trigger_ms, 700);
+    ck_assert_uint_eq(config.reconcile_target, 5);
+    ck_assert_uint_eq(warnings.len, 0);
+    done();
+    ck_assert_int_eq(load("queue_leader_locator = nearest\n"), RC_INVALID);
+    done();
+    ck_assert_int_eq(load("quorum_queue.continuous_membership_reconciliation.enabled = maybe\n"), RC_INVALID);
+    done();
+}
+END_TEST
 START_TEST(sizes_take_binary_and_decimal_units)
 {
     ck_assert_int_eq(load("max_message_size = 1MiB\nwarren.memtable_bytes = 64MB\n"), RC_OK);
@@ -147,6 +173,7 @@ int main(void)
     tcase_add_test(t, peers_are_listed_with_addresses_and_our_own_is_found);
     tcase_add_test(t, a_cluster_without_a_secret_is_refused);
     tcase_add_test(t, rabbitmqs_defaults_hold);
+    tcase_add_test(t, placement_of_quorum_queues_has_rabbitmqs_keys_and_defaults);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);
