@@ -83,7 +83,7 @@ START_TEST(placement_of_quorum_queues_has_rabbitmqs_keys_and_defaults)
     ck_assert_uint_eq(config.reconcile_interval_ms, 5000);
     ck_assert_uint_eq(config.reconcile_trigger_ms, 700);
     ck_assert_uint_eq(config.reconcile_target, 5);
-    ck_assert_uint_eq(warnings.len, 0);
+    ck_assert_str_eq((char *)warnings.ptr, "");
     done();
     ck_assert_int_eq(load("queue_leader_locator = nearest\n"), RC_INVALID);
     done();
