@@ -177,6 +177,33 @@ class ChaosCluster(NetCluster):
     def descriptors(self, node): return len(os.listdir(f"/proc/{self.pid(node)}/fd"))
 
 
+class Machine(threading.Thread):
+    """Notes when the machine itself stands still: a small write here, beside the nodes' disks, takes long to be synced."""
+
+    LONG_S = 0.5
+
+    def __init__(self, path):
+        super().__init__(daemon=True)
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        self.begun = time.monotonic()  # Of the write that is under way.
+        self.stalls = []               # (begun, seconds)
+
+    def run(self):
+        while True:
+            self.begun = time.monotonic()
+            os.pwrite(self.fd, b"x" * 4096, 0)
+            os.fdatasync(self.fd)
+            took = time.monotonic() - self.begun
+            if took > self.LONG_S: self.stalls.append((self.begun, took))
+            time.sleep(0.05)
+
+    def stalled(self, since, until):
+        """Seconds of this span in which a write had been waiting for more than LONG_S."""
+        now = time.monotonic()
+        spans = self.stalls + [(self.begun, now - self.begun)]
+        return sum(max(0.0, min(b + s, until) - max(b + self.LONG_S, since)) for b, s in spans)
+
+
 class Churn(threading.Thread):
     """Declares, fills and deletes queues on one node, some names again and again, and knows what must be there in the end."""
 
@@ -202,7 +229,7 @@ class Churn(threading.Thread):
                 text = f"channel closed: {e.reply_code} {e.reply_text}" if isinstance(e, pika.exceptions.ChannelClosed) else f"connection closed: {e.reply_code} {e.reply_text}" \
                     if isinstance(e, pika.exceptions.ConnectionClosedByBroker) else ""
                 if text and not ALLOWED.search(text): self.errors.append(f"{self.node}: {text}")
-            except OSError: pass
+            except (OSError, pika.adapters.utils.connection_workflow.AMQPConnectorException): pass  # Not there at the moment.
             self.over.wait(0.2)
 
     def step(self, k):
