@@ -601,6 +601,63 @@ START_TEST(a_crash_at_any_disk_operation_of_an_install_shows_old_or_new)
 }
 END_TEST
 
+START_TEST(the_log_is_cut_only_when_the_snapshot_is_durable)
+{
+    append_many(&fx, 1, 1, 300, 20);
+    settle_messages(&fx, 1, 1, 20);
+    fx.models[1].committed = 20;
+    const uint64_t next = atomic_load(&fx.store->shared_next_segment);
+    char path[SEGMENT_PATH_MAX];
+    segment_path(next, true, path);
+    glog_snapshot_request(log_of(&fx, 1));
+    flush(&fx);
+    bool was_sealed = false;
+    do {
+        was_sealed = sim_disk_exists(fx.disk, path);
+        ck_assert_uint_eq(glog_first(log_of(&fx, 1)), 1);  // All of it is there,
+        ck_assert(has_entry(&fx, 1, 1, &fx.models[1].entries[1]));
+        ck_assert(step_job(&fx, 0));
+    } while (glog_snapshot_is_coming(log_of(&fx, 1)));
+    ck_assert(was_sealed);  // until after the segment was synced under its name,
+    ck_assert_uint_eq(glog_first(log_of(&fx, 1)), 21);
+    struct rng rng;
+    rng_seed(&rng, 3);
+    crash_and_check(&fx, &rng);  // and then a power cut takes nothing back.
+    ck_assert_uint_eq(fx.found[1].snapshot_index, 20);
+}
+END_TEST
+
+START_TEST(nothing_of_the_memtable_is_left_after_an_install)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    append_many(to, 1, 2, 77, 60);  // All in memory, beyond the snapshot too; another history.
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(to, 1), 50, &e), RC_OK);
+    const uint32_t epoch = log_of(to, 1)->epoch;
+    ck_assert_int_eq(transfer(to, 1000), RC_OK);
+    struct glog *g = log_of(to, 1);
+    ck_assert_uint_eq(g->window_count, 0);
+    ck_assert_uint_ne(g->epoch, epoch);  // What was planned before is looked at again.
+    ck_assert_uint_eq(glog_last(g), 40);
+    for (uint64_t i = 1; i <= 61; i++) {
+        const enum rc rc = glog_get(g, i, &e);
+        ck_assert_int_eq(rc, i < 5 || (i > 30 && i <= 40) ? RC_COLD : RC_NOT_FOUND);
+    }
+    model_install(to, 1);
+    append_many(to, 1, 4, 10, 1);
+    ck_assert_int_eq(glog_get(g, 41, &e), RC_OK);
+    ck_assert_uint_eq(e.term, 4);
+    check_group(to, 1);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
 START_TEST(a_damaged_piece_is_refused_and_leaves_the_log_as_it_was)
 {
     append_many(&fx, 1, 1, 300, 10);
@@ -913,6 +970,8 @@ int main(void)
     tcase_add_test(t, an_installed_snapshot_replaces_a_conflicting_log);
     tcase_add_test(t, a_crash_right_after_an_install_shows_old_or_new_and_nothing_between);
     tcase_add_test(t, a_crash_at_any_disk_operation_of_an_install_shows_old_or_new);
+    tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
+    tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
     tcase_add_test(t, damage_in_a_segment_makes_amnesiac_those_who_need_it_and_no_one_else);
     tcase_add_test(t, a_damaged_checkpoint_makes_every_group_amnesiac);
