@@ -105,6 +105,9 @@ static void look_for_room(void *arg)
 
 static uint64_t room_turn(struct node *n, uint64_t now)
 {
+    if (__atomic_load_n(&n->disk->failed, __ATOMIC_RELAXED)) {
+        wal_thread_make_room(n->wal);  // Another thread met it: the log's notices and ends the process, also while nothing is written.
+    }
     const bool is_short = wal_thread_is_short(n->wal) || store_is_short(n->store) || metastore_is_short();
     if (is_short != n->is_short) {
         n->is_short = is_short;

@@ -241,6 +241,10 @@ enum rc node_create(struct node *n, struct buf *error)
     if (rc != RC_OK) {
         buf_printf(error, "the identity file in %s cannot be used: %s", n->config.data_dir,
                    rc == RC_CONFLICT ? "the directory belongs to a node of another name" : rc_text(rc));
+        if (rc == RC_CORRUPT) {
+            buf_printf(error, "; nothing here can be vouched for without it: delete the data directory %s and start the node, which comes back as a new one",
+                       n->config.data_dir);
+        }
         return rc;
     }
     if (rejoin_check(n) != RC_OK) {
