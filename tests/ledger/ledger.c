@@ -175,16 +175,17 @@ void ledger_delivered(int queue, int consumer, bool is_redelivered, struct span 
         return;
     }
     const bool was_seen = bits_set(&s->seen[queue], number);
-    if (was_seen && !is_redelivered) {
-        violated(&ledger.duplicates, "duplicate", "%s: stream %u number %llu came again without the flag",
-                 name, stream, (unsigned long long)number);
-    }
     if (!was_seen && bits_has(&s->confirmed, number)) {
         ledger.missing--;
     }
-    if (!was_seen && !is_redelivered) {
+    if (!is_redelivered) {
+        // One may come without the flag; also late, when the line to its consumer was cut and others have had
+        // it since.
         uint64_t *highest = &s->highest[consumer * ledger.queues_count + queue];
-        if (number < *highest) {
+        if (bits_set(&s->first[queue], number)) {
+            violated(&ledger.duplicates, "duplicate", "%s: stream %u number %llu came again without the flag",
+                     name, stream, (unsigned long long)number);
+        } else if (number < *highest) {
             violated(&ledger.disordered, "order", "%s: stream %u number %llu came after %llu, consumer %d",
                      name, stream, (unsigned long long)number, (unsigned long long)*highest - 1, consumer);
         } else {

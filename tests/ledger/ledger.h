@@ -51,7 +51,8 @@ struct stream {
     uint64_t next;                  // Number of the next message.
     uint64_t first_open;            // Lowest number neither confirmed nor refused.
     struct bits closed, confirmed;  // Confirmed or refused; confirmed.
-    struct bits seen[QUEUES_MAX];   // By queue.
+    struct bits seen[QUEUES_MAX];   // By queue: delivered,
+    struct bits first[QUEUES_MAX];  // and so without the redelivered flag.
     uint64_t *highest;              // By consumer and queue: number + 1 of the last unflagged delivery.
 };
 
