@@ -301,11 +301,21 @@ struct waiter {
     void *arg;
 };
 
+struct queue_check {
+    struct broker *broker;
+    uint32_t leaving;
+    char first[300];  // A queue that would lose its majority.
+    uint32_t count;
+    uint32_t self, groups;  // This node; groups here that would.
+};
+
 struct forgetting {
     struct node *node;
     char name[PEER_NAME_MAX + 1];
     uint64_t replica_id;   // In the metadata group.
     uint64_t until;
+    struct queue_check check;
+    uint32_t worker;       // Whose groups are looked at.
     struct waiter *waiters;
 };
 
@@ -315,13 +325,6 @@ static void wait_for_it(struct forgetting *f, void (*done)(void *arg, enum rc rc
     *w = (struct waiter){.next = f->waiters, .done = done, .arg = arg};
     f->waiters = w;
 }
-
-struct queue_check {
-    struct broker *broker;
-    uint32_t leaving;
-    char first[300];  // A queue that would lose its majority.
-    uint32_t count;
-};
 
 static void check_queue(void *ctx, const struct broker_queue *q)
 {
@@ -338,6 +341,22 @@ static void check_queue(void *ctx, const struct broker_queue *q)
             snprintf(c->first, sizeof(c->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
         }
     }
+}
+
+// The configuration here says more than the record: a member that is being filled does not vote yet, and without a majority of
+// the voters nobody could take the forgotten one out.
+static void check_group(void *ctx, struct group *g)
+{
+    struct queue_check *c = ctx;
+    struct consensus_status s;
+    group_status(g, &s);
+    const struct member *leaving = config_find_node(s.config, c->leaving);
+    uint32_t up = 0;
+    for (uint32_t i = 0; leaving && leaving->is_voter && i < s.config->count; i++) {
+        const struct member *m = &s.config->members[i];
+        up += m->is_voter && (m->node_id == c->self || host_node_is_alive(group_host(g), m->node_id));
+    }
+    c->groups += leaving && leaving->is_voter && up < config_voters(s.config) / 2 + 1;
 }
 
 static void check_vhost(void *ctx, struct broker_vhost *v, struct span name)
@@ -367,6 +386,29 @@ static void on_forgotten(void *ctx, const struct broker_result *r)
     }
     n->forgetting->until = now_ns() + FORGET_MS * NS_PER_MS;
     n->reconcile_at_ns = 0;
+}
+
+static void checked(void *arg)
+{
+    struct forgetting *f = arg;
+    struct node *n = f->node;
+    if (f->check.groups > 0) {
+        char text[400];
+        snprintf(text, sizeof(text), "%u queues have no majority of voters without node %s now: wait until their new replicas are filled, or bring it back",
+                 f->check.groups, f->name);
+        forget_end(n, RC_CONFLICT, text);
+        return;
+    }
+    broker_node_delete(n->workers[0].broker, span_str(f->name), on_forgotten, n);
+}
+
+static void check_worker(void *arg)
+{
+    struct forgetting *f = arg;
+    struct node *n = f->node;
+    host_group_each(n->workers[f->worker].host, check_group, &f->check);
+    const bool is_last = ++f->worker == n->workers_count;
+    node_post(n, is_last ? 0 : f->worker, is_last ? checked : check_worker, f);
 }
 
 void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc rc, const char *text), void *arg)
@@ -401,9 +443,10 @@ void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc 
     struct forgetting *f = mem_zalloc(sizeof(*f));
     *f = (struct forgetting){.node = n, .replica_id = known->replica_id};
     snprintf(f->name, sizeof(f->name), "%s", name);
+    f->check = (struct queue_check){.broker = b, .leaving = known->node_id, .self = n->identity.node_id};
     wait_for_it(f, done, arg);
     n->forgetting = f;
-    broker_node_delete(b, known->name, on_forgotten, n);
+    node_post(n, 0, check_worker, f);
 }
 
 uint64_t forget_turn(struct node *n, uint64_t now)
