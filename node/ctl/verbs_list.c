@@ -23,8 +23,9 @@ static char *banner_for(struct ctl_request *r, const char *what)
 struct queue_rows {
     struct ctl_request *request;
     json_t *columns;
-    json_t *objects;   // One object a queue, in order.
+    json_t *objects;   // One a queue, in order: while it is asked an object, then its row. Null: not yet, or it was deleted.
     struct queue_target *targets;
+    struct span *names;  // Owned copies.
     size_t count, next, done, in_flight;
     bool is_pumping;
 };
@@ -57,25 +58,38 @@ static void put_empty_columns(json_t *o)
     json_object_set_new(o, "memory", json_integer(0));
 }
 
-static void add_queue_object(void *ctx, const struct broker_queue *q)
+// Objects are made a few at a time: a hundred thousand at once would keep the worker from its sockets for a second.
+static void add_queue(void *ctx, const struct broker_queue *q)
 {
     struct queue_rows *a = ctx;
+    json_array_append_new(a->objects, json_null());
+    a->names = mem_realloc(a->names, (a->count + 1) * sizeof(*a->names));
+    a->names[a->count] = span_of(mem_strndup(q->name.ptr, q->name.len), q->name.len);
+    a->targets = mem_realloc(a->targets, (a->count + 1) * sizeof(*a->targets));
+    a->targets[a->count++] = q->target;
+}
+
+static json_t *queue_object(struct queue_rows *a, const struct broker_queue *q)
+{
     json_t *o = json_pack("{s:o, s:b, s:b, s:o, s:s, s:b, s:s, s:s, s:s, s:s}", "name", json_span(q->name), "durable", q->is_durable, "auto_delete", 0,
                           "arguments", json_table(q->arguments), "policy", "", "exclusive", 0, "owner_pid", "", "vhost",
                           request_option(a->request, "vhost", "/"), "state", "running", "type",
                           q->type == QUEUE_QUORUM ? "quorum" : q->type == QUEUE_CLASSIC ? "classic" : "stream");
     put_empty_columns(o);
-    json_array_append_new(a->objects, o);
-    a->targets = mem_realloc(a->targets, (a->count + 1) * sizeof(*a->targets));
-    a->targets[a->count++] = q->target;
+    return o;
 }
 
 static void finish_queues(struct queue_rows *a)
 {
     json_t *rows = json_array();
     for (size_t i = 0; i < a->count; i++) {
-        json_array_append_new(rows, row_of(a->columns, json_array_get(a->objects, i)));
+        json_t *row = json_array_get(a->objects, i);
+        if (!json_is_null(row)) {
+            json_array_append(rows, row);
+        }
+        free((void *)(uintptr_t)a->names[i].ptr);
     }
+    free(a->names);
     json_decref(a->objects);
     free(a->targets);
     ctl_list(a->request, banner_for(a->request, "queues"), a->columns, rows);
@@ -122,6 +136,7 @@ static void on_queue_looked(void *ctx, const struct ctl_replica *p)
     if (row->rc != RC_OK) {
         json_object_set_new(o, "state", json_string(leader ? "running" : "minority"));
     }
+    json_array_set_new(a->objects, row->at, row_of(a->columns, o));
     a->done++;
     a->in_flight--;
     free(row);
@@ -142,9 +157,17 @@ static void pump_queues(struct queue_rows *a)
         return;
     }
     a->is_pumping = true;
+    struct broker_vhost *v = broker_vhost_find(a->request->ctl->broker, span_str(request_option(a->request, "vhost", "/")));
     while (a->next < a->count && a->in_flight < INFO_WINDOW) {
+        const size_t at = a->next++;
+        const struct broker_queue *q = v ? broker_queue_find(v, a->names[at]) : NULL;
+        if (!q) {
+            a->done++;
+            continue;
+        }
+        json_array_set_new(a->objects, at, queue_object(a, q));
         struct queue_row *row = mem_alloc(sizeof(*row));
-        *row = (struct queue_row){.all = a, .at = a->next++};
+        *row = (struct queue_row){.all = a, .at = at};
         a->in_flight++;
         queue_info_get(a->request->ctl->queues, &a->targets[row->at], INFO_TIMEOUT_MS, on_queue_info, row);
     }
@@ -163,7 +186,7 @@ void verb_list_queues(struct ctl_request *r)
     }
     struct queue_rows *a = mem_zalloc(sizeof(*a));
     *a = (struct queue_rows){.request = r, .columns = columns, .objects = json_array()};
-    broker_queue_each(v, add_queue_object, a);
+    broker_queue_each(v, add_queue, a);
     pump_queues(a);
 }
 
