@@ -146,6 +146,7 @@ struct fragment_send {
 struct fragment_receive {
     uint64_t group, from, term, index;  // group 0: none.
     struct buf bytes;
+    uint32_t sum;                       // CRC32C of bytes.
 };
 
 // What one worker of a peer sends us.

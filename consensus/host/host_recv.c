@@ -8,6 +8,7 @@
 // A message for another replica than ours, or for a group we do not have, changes nothing (P19): the sender is told, and
 // the owner of this host may look the group up.
 #include "consensus/host/host_core.h"
+#include "node/base/crc32c.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -192,6 +193,7 @@ static void assembly_drop(struct inflow *in)
 {
     in->assembly.group = 0;
     in->assembly.bytes.len = 0;
+    in->assembly.sum = 0;
     buf_shrink(&in->assembly.bytes, 0);
 }
 
@@ -207,7 +209,7 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
     struct fragment_receive *r = &in->assembly;
     if (w->offset == 0) {
         assembly_drop(in);
-        if (a->bytes > RECORD_PAYLOAD_MAX + RECORD_HEADER_BYTES + RECORD_ALIGN || a->count != 1 || a->group == 0) {
+        if (a->bytes < RECORD_HEADER_BYTES || a->bytes > RECORD_PAYLOAD_MAX + RECORD_HEADER_BYTES + RECORD_ALIGN || a->count != 1 || a->group == 0) {
             h->metrics.malformed++;
             return;
         }
@@ -221,8 +223,8 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
         assembly_drop(in);  // Pieces of something that was broken off.
         return;
     }
-    // Memory grows with what arrived, never with what was announced.
-    buf_span_bytes(&r->bytes, f->raw);
+    // Memory grows with what arrived, never with what was announced. Summed while it is at hand: the whole is not read again.
+    r->sum = crc32c_copy(r->sum, buf_extend(&r->bytes, f->raw.len), f->raw.ptr, f->raw.len);
     if (r->bytes.len == a->bytes) {
         uint32_t worker;
         if (is_foreign(h, a->group, &worker)) {
@@ -231,6 +233,7 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
             // The log may go on with this memory.
             struct span record = buf_span(&r->bytes);
             struct block *b = block_adopt(&r->bytes);
+            block_set_sum(b, 0, record.len, r->sum);
             on_append_item(h, node, a, record);
             block_release(b);
         }

@@ -3,6 +3,9 @@
 // interleaved streams ("lanes") and joined by multiplying with x^(8n) mod P (tables made at first use): long lanes for long
 // ranges, short ones so that a message of a kilobyte gains too. What is left takes the plain loop. Processors without SSE4.2
 // take a table-driven one (slicing by 8).
+//
+// Sums are polynomials over GF(2), the highest bit the coefficient of x^0. What stands before `n` bytes counts in the sum of
+// the whole multiplied by x^(8n): that is how sums of neighbours are joined without their bytes.
 #include "node/base/crc32c.h"
 #include <pthread.h>
 #include <stdbool.h>
@@ -13,6 +16,7 @@ enum { LANE_LONG = 1024, LANE_SHORT = 128 };  // Bytes per interleaved stream.
 
 static uint32_t table[8][256];
 static uint32_t shift_long[4][256], shift_short[4][256];  // Advance a CRC over a lane of zero bytes.
+static uint32_t power[64 + 3];  // x^(2^k) mod P.
 static bool has_hardware;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
@@ -30,6 +34,19 @@ static uint32_t soft(uint32_t crc, const uint8_t *p, size_t n)
         crc = (crc >> 8) ^ table[0][(crc ^ *p) & 255];
     }
     return crc;
+}
+
+// a * b mod P.
+static uint32_t multiply(uint32_t a, uint32_t b)
+{
+    uint32_t product = 0;
+    for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1) {
+        if (a & bit) {
+            product ^= b;
+        }
+        b = (b >> 1) ^ (b & 1 ? POLY : 0);
+    }
+    return product;
 }
 
 static void init(void)
@@ -52,6 +69,10 @@ static void init(void)
             shift_long[byte][i] = soft(i << (8 * byte), zeros, LANE_LONG);
             shift_short[byte][i] = soft(i << (8 * byte), zeros, LANE_SHORT);
         }
+    }
+    power[0] = 1u << 30;
+    for (size_t k = 1; k < sizeof(power) / sizeof(power[0]); k++) {
+        power[k] = multiply(power[k - 1], power[k - 1]);
     }
 #if defined(__x86_64__)
     has_hardware = __builtin_cpu_supports("sse4.2");
@@ -148,4 +169,15 @@ uint32_t crc32c_copy(uint32_t crc, void *to, const void *from, size_t n)
 #endif
     memcpy(to, from, n);
     return ~soft(~crc, from, n);
+}
+
+uint32_t crc32c_combine(uint32_t crc1, uint32_t crc2, uint64_t len2)
+{
+    pthread_once(&once, init);
+    for (size_t k = 3; len2 != 0; len2 >>= 1, k++) {  // x^(8 len2)
+        if (len2 & 1) {
+            crc1 = multiply(power[k], crc1);
+        }
+    }
+    return crc1 ^ crc2;
 }

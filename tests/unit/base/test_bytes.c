@@ -137,6 +137,37 @@ START_TEST(crc32c_of_a_whole_is_that_of_its_parts_and_copying_copies)
 }
 END_TEST
 
+START_TEST(crc32c_of_a_whole_is_combined_from_the_sums_of_two_parts_of_any_length)
+{
+    enum { N = 300000 };
+    uint8_t *b = malloc(N);
+    struct rng rng;
+    rng_seed(&rng, 7);
+    for (int i = 0; i < N; i++) {
+        b[i] = (uint8_t)rng_next(&rng);
+    }
+    for (int k = 0; k < 600; k++) {
+        size_t len = k < 300 ? (size_t)k / 10 : rng_below(&rng, N), cut = rng_below(&rng, len + 1);
+        uint32_t whole = crc32c(0, b, len), first = crc32c(0, b, cut), second = crc32c(0, b + cut, len - cut);
+        ck_assert_uint_eq(crc32c_combine(first, second, len - cut), whole);
+        ck_assert_uint_eq(crc32c_combine(first, whole, len - cut), second);  // And back.
+        if (len > cut) {
+            ck_assert_uint_ne(crc32c_combine(first ^ 1, second, len - cut), whole);
+            ck_assert_uint_ne(crc32c_combine(first, second ^ 1, len - cut), whole);
+        }
+    }
+    // Lengths beyond 32 bits: 5 GiB of the same GiB, put together by halves and by pieces.
+    uint32_t gib = crc32c(0, b, 1 << 18);
+    for (uint64_t n = 1 << 18; n < 1 << 30; n *= 2) {
+        gib = crc32c_combine(gib, gib, n);
+    }
+    const uint64_t n = 1 << 30;
+    uint32_t two = crc32c_combine(gib, gib, n), four = crc32c_combine(two, two, 2 * n);
+    ck_assert_uint_eq(crc32c_combine(gib, four, 4 * n), crc32c_combine(four, gib, n));
+    free(b);
+}
+END_TEST
+
 START_TEST(the_same_seed_gives_the_same_numbers_and_below_stays_below)
 {
     struct rng a, b;
@@ -165,6 +196,7 @@ int main(void)
     tcase_add_test(t, a_buffer_keeps_its_content_when_it_grows_and_is_consumed);
     tcase_add_test(t, crc32c_gives_the_values_of_the_rfc);
     tcase_add_test(t, crc32c_of_a_whole_is_that_of_its_parts_and_copying_copies);
+    tcase_add_test(t, crc32c_of_a_whole_is_combined_from_the_sums_of_two_parts_of_any_length);
     tcase_add_test(t, the_same_seed_gives_the_same_numbers_and_below_stays_below);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

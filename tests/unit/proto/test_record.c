@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The record (proto/record.h, engine-notes §7.7): layout, checks, every prefix and every flipped bit.
 // links: node/base proto
+#include "node/base/block.h"
 #include "proto/record.h"
 #include <check.h>
 #include <stdlib.h>
@@ -48,6 +49,42 @@ START_TEST(fields_are_where_the_format_says)
     ck_assert_uint_eq(r.kind, RECORD_ENTRY);
     ck_assert_uint_eq(r.flags, 0);
     ck_assert_uint_eq(r.aux, 0x55);
+}
+END_TEST
+
+// As followers do: a large record is summed as it comes, and checked against that.
+START_TEST(a_large_record_summed_as_it_came_is_refused_for_every_flipped_bit)
+{
+    for (uint32_t len = (1 << 20) + 77; len <= (1 << 20) + 84; len++) {  // Every length of padding.
+        const size_t size = record_size(len);
+        uint8_t *sent = calloc(1, size);
+        struct record_disk d = {.len = len, .group = 1, .index = 2, .term = 3, .kind = RECORD_ENTRY}, r;
+        for (uint32_t i = 0; i < len; i++) {
+            sent[RECORD_HEADER_BYTES + i] = (uint8_t)(i * 31 >> 2);
+        }
+        memcpy(sent, &d, sizeof(d));
+        d.crc = crc32c(0, sent + 4, RECORD_HEADER_BYTES - 4 + len);
+        memcpy(sent, &d.crc, 4);
+        static const size_t flips[] = {SIZE_MAX, 0, 1, 3, 8, 15, 16, 24, 34, 39, 40, 41, 5000, 1 << 19, (1 << 20) + 40 + 76};
+        for (size_t k = 0; k < sizeof(flips) / sizeof(flips[0]); k++) {
+            for (uint8_t bit = 1; bit != 0; bit = (uint8_t)(bit << (flips[k] < 48 ? 1 : 5))) {
+                struct block *b = block_create(size);
+                sent[flips[k] == SIZE_MAX ? 0 : flips[k]] ^= flips[k] == SIZE_MAX ? 0 : bit;
+                uint32_t sum = 0;
+                for (size_t at = 0; at < size; at += 256 << 10) {
+                    const size_t n = size - at < 256 << 10 ? size - at : 256 << 10;
+                    sum = crc32c_copy(sum, b->ptr + at, sent + at, n);
+                }
+                block_set_sum(b, 0, size, sum);
+                uint64_t found;
+                ck_assert_int_eq(record_check(span_of(b->ptr, size), &r, &found), flips[k] == SIZE_MAX ? RC_OK : RC_CORRUPT);
+                ck_assert_uint_eq(found, size);
+                sent[flips[k] == SIZE_MAX ? 0 : flips[k]] ^= flips[k] == SIZE_MAX ? 0 : bit;
+                block_release(b);
+            }
+        }
+        free(sent);
+    }
 }
 END_TEST
 
@@ -185,6 +222,7 @@ int main(void)
     tcase_add_test(t, the_checksum_is_crc32c);
     tcase_add_test(t, fields_are_where_the_format_says);
     tcase_add_test(t, sizes_are_multiples_of_eight);
+    tcase_add_test(t, a_large_record_summed_as_it_came_is_refused_for_every_flipped_bit);
     tcase_add_test(t, every_prefix_asks_for_more);
     tcase_add_test(t, every_flipped_bit_outside_the_padding_is_found);
     tcase_add_test(t, a_zero_checksum_is_a_checksum_like_any_other);
