@@ -33,6 +33,7 @@ def enter(nodes=3):
     """Builds the hosts and runs this program again in the clients' namespace; the outer process cleans up after it."""
     if "WARREN_NETNS" in os.environ:
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Cleans up too.
     sw = f"{PREFIX}sw"
     names = [f"{PREFIX}n{i}" for i in range(1, nodes + 1)] + [f"{PREFIX}c"]
     try:
