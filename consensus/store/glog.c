@@ -501,6 +501,12 @@ void glog_write_hard_state(struct glog *g, struct hard_state hs)
     glog_put_control(g, RECORD_HARD_STATE, 0, 0, hs.term, span_of(&hs.vote, sizeof(hs.vote)));
 }
 
+// Never pin much more than the record. Buffers grow by doubling; what is not used of them is not in memory.
+static bool is_worth_sharing(const struct block *b, uint64_t size)
+{
+    return size + BLOCK_BYTES_MIN / 16 >= b->cap / 2;
+}
+
 // Copies a part of a payload with its sum. The pages of a source that nobody needs any more are given back on the way, so
 // that a large message is not in memory twice.
 static uint32_t part_copy(uint32_t crc, uint8_t *to, struct span from)
@@ -515,6 +521,46 @@ static uint32_t part_copy(uint32_t crc, uint8_t *to, struct span from)
     }
     block_of(from)->is_discarded = true;
     return crc;
+}
+
+// A large last part that its owner gives away with the room around it becomes the record where it lies: what stands before
+// the part is written in front of it, and the log shares the block. Its sum, if it was taken when it came, is carried over.
+// False: not such a part.
+static bool append_in_place(struct glog *g, struct record_disk *r, const struct glog_part *parts, uint32_t parts_count, uint64_t *ref)
+{
+    if (parts_count == 0 || parts[parts_count - 1].len < BLOCK_BYTES_MIN) {
+        return false;
+    }
+    const struct span last = span_of(parts[parts_count - 1].ptr, parts[parts_count - 1].len);
+    const uint32_t size = (uint32_t)record_size(r->len);
+    const size_t front = RECORD_HEADER_BYTES + r->len - last.len;
+    const size_t padding = size - RECORD_HEADER_BYTES - r->len;
+    if (!block_has_room(last, front, padding) || !is_worth_sharing(block_of(last), size)) {
+        return false;
+    }
+    struct block *block = block_of(last);
+    uint32_t last_sum;
+    if (!block_sum(last, &last_sum)) {
+        last_sum = crc32c(0, last.ptr, last.len);
+    }
+    uint8_t *to = block->ptr + (last.ptr - block->ptr) - front;
+    uint8_t *at = to + RECORD_HEADER_BYTES;
+    r->crc = crc32c(0, (const uint8_t *)r + 4, RECORD_HEADER_BYTES - 4);
+    for (uint32_t i = 0; i + 1 < parts_count; i++) {
+        memmove(at, parts[i].ptr, parts[i].len);  // It may lie there already.
+        r->crc = crc32c(r->crc, at, parts[i].len);
+        at += parts[i].len;
+    }
+    assert(at == last.ptr);
+    r->crc = crc32c_combine(r->crc, last_sum, last.len);
+    memcpy(to, r, sizeof(*r));
+    memset(at + last.len, 0, padding);
+    const size_t from = (size_t)(last.ptr - block->ptr);
+    block_set_sum(block, from, from + last.len, last_sum);
+    block->is_disposable = block->has_room = false;  // It is the log's now.
+    const enum arena_lane_id lane = lane_take(g, size);
+    arena_share(&g->worker->arena, lane, lane == LANE_LARGE ? g->group : 0, span_of(to, size), block, ref);
+    return true;
 }
 
 enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_kind kind, uint32_t aux,
@@ -532,13 +578,17 @@ enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_k
         return RC_FULL;
     }
     uint64_t ref = 0;
-    uint8_t *to = lay(g, size, &ref);
     struct record_disk r = {.len = (uint32_t)len,
                             .group = g->group,
                             .index = index,
                             .term = term,
                             .kind = (uint16_t)kind,
                             .aux = aux};
+    if (append_in_place(g, &r, parts, parts_count, &ref)) {
+        append_ref(g, index, ref, size);
+        return RC_OK;
+    }
+    uint8_t *to = lay(g, size, &ref);
     uint32_t crc = crc32c(0, (const uint8_t *)&r + 4, RECORD_HEADER_BYTES - 4);
     uint8_t *at = to + RECORD_HEADER_BYTES;
     for (uint32_t i = 0; i < parts_count; i++) {
@@ -562,7 +612,7 @@ enum rc glog_append_record(struct glog *g, struct span record)
     assert(r.index == g->last + 1);
     uint64_t ref = 0;
     struct block *block = size <= record.len ? block_of(span_of(record.ptr, size)) : NULL;
-    if (block != NULL && size >= block->cap / 2) {  // Never pin much more than the record.
+    if (block != NULL && is_worth_sharing(block, size)) {
         TRY(record_check(record, &r, &size));
         const enum arena_lane_id lane = lane_take(g, size);
         arena_share(&g->worker->arena, lane, lane == LANE_LARGE ? g->group : 0, span_of(record.ptr, size), block, &ref);

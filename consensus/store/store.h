@@ -138,7 +138,8 @@ struct glog_part {
     size_t len;
 };
 // Lays down one record at `index` = last + 1 (asserted), copying the parts with the sum in one pass (destroying those that
-// are disposable: base/block.h).
+// are disposable: base/block.h). A large last part in a disposable block with room around it is not copied: the record is made
+// around it, the log shares the block, and the part's bytes stay.
 // RC_FULL: over budget (never for is_reserved).
 MUST_USE enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_kind kind, uint32_t aux,
                              const struct glog_part *parts, uint32_t parts_count, bool is_reserved);

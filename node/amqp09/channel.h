@@ -126,7 +126,9 @@ struct channel {
     uint64_t body_size;
     bool is_method_held, is_held;  // Exchange and key / also the properties lie in `held`.
     struct buf held;               // Exchange, routing key, properties.
-    struct buf body;               // Body bytes so far, unless the body came in one frame.
+    struct buf body;               // Body bytes so far, unless the body came in one frame,
+    size_t body_room;              // behind so much room for what the queue writes in front of a large one,
+    uint32_t body_sum;             // and its CRC32C then.
     uint64_t unroutable_until;     // A complete publish waits for the projection until then; 0: none.
 
     // Waiting

@@ -10,7 +10,10 @@
 // and the frames behind it.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
+#include "node/base/block.h"
+#include "node/base/crc32c.h"
 #include "proto/amqp09/table.h"
+#include "proto/record.h"
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,13 +36,54 @@ struct message {
 
 // ---- assembling ---------------------------------------------------------------------------------
 
+// What of the body was gathered.
+static struct span body_span(const struct channel *ch)
+{
+    return span_of(ch->body.ptr + ch->body_room, ch->body.len - ch->body_room);
+}
+
 static void body_release(struct channel *ch)
 {
-    if (ch->body.len > 0) {
-        amqp09_partial_changed(channel_service(ch), ch->connection, -(int64_t)ch->body.len);
+    const size_t len = ch->body.len - ch->body_room;
+    if (len > 0) {
+        amqp09_partial_changed(channel_service(ch), ch->connection, -(int64_t)len);
     }
     ch->body.len = 0;
+    ch->body_room = 0;
     buf_shrink(&ch->body, BODY_KEEP_BYTES);
+}
+
+// A large body is gathered where it will stay: the command and the record around it are written in front of it, and it is
+// summed while its bytes are at hand.
+static void body_gather(struct channel *ch, struct span payload)
+{
+    if (ch->body_size < BLOCK_BYTES_MIN) {
+        buf_span_bytes(&ch->body, payload);
+        return;
+    }
+    if (ch->body.len == 0) {
+        ch->body_room = queue_publish_room(ch->publish.exchange.len, ch->publish.routing_key.len, ch->properties.len);
+        ch->body_sum = 0;
+        buf_extend(&ch->body, ch->body_room);
+    }
+    ch->body_sum = crc32c_copy(ch->body_sum, buf_extend(&ch->body, payload.len), payload.ptr, payload.len);
+}
+
+// The gathered body as a block that the last queue may have, where *body lies then; NULL: it is small. The caller's.
+static struct block *body_give(struct channel *ch, struct span *body)
+{
+    if (ch->body_room == 0 || body->ptr != body_span(ch).ptr) {
+        return NULL;
+    }
+    const size_t room = ch->body_room;
+    amqp09_partial_changed(channel_service(ch), ch->connection, -(int64_t)body->len);
+    ch->body_room = 0;
+    buf_reserve(&ch->body, RECORD_ALIGN);
+    struct block *b = block_adopt(&ch->body);
+    b->has_room = true;
+    block_set_sum(b, room, room + body->len, ch->body_sum);
+    *body = span_of(b->ptr + room, body->len);
+    return b;
 }
 
 void channel_content_drop(struct channel *ch)
@@ -142,7 +186,8 @@ void channel_publish_header(struct channel *ch, struct span payload)
 void channel_publish_body(struct channel *ch, struct span payload)
 {
     connection_note_publish(ch->connection);
-    if (payload.len > ch->body_size - ch->body.len) {
+    const size_t got = ch->body.len - ch->body_room;
+    if (payload.len > ch->body_size - got) {
         channel_fail(ch, REPLY_FRAME_ERROR, PUBLISH, "content body frame exceeds remaining content size");
         return;
     }
@@ -159,10 +204,10 @@ void channel_publish_body(struct channel *ch, struct span payload)
                      (unsigned long long)bound);
         return;
     }
-    buf_span_bytes(&ch->body, payload);
+    body_gather(ch, payload);
     amqp09_partial_changed(channel_service(ch), c, (int64_t)payload.len);
-    if (ch->body.len == ch->body_size) {
-        complete(ch, buf_span(&ch->body), false);
+    if (got + payload.len == ch->body_size) {
+        complete(ch, body_span(ch), false);
     }
 }
 
@@ -313,7 +358,7 @@ static bool look(struct channel *ch, struct message *m)
 // Keeps the whole message beyond the input it lies in.
 static void keep(struct channel *ch, struct span body)
 {
-    if (body.len > 0 && body.ptr != ch->body.ptr) {
+    if (body.len > 0 && body.ptr != body_span(ch).ptr) {
         assert(ch->body.len == 0);
         buf_span_bytes(&ch->body, body);
         amqp09_partial_changed(channel_service(ch), ch->connection, (int64_t)body.len);
@@ -326,7 +371,7 @@ static void exchange_fenced(struct operation *op, const struct broker_result *r)
     struct channel *ch = op->channel;
     (void)r;  // Whatever it says, the projection is now as fresh as it gets.
     operation_end(op);
-    complete(ch, buf_span(&ch->body), true);
+    complete(ch, body_span(ch), true);
 }
 
 static void fence_exchange(struct channel *ch, struct span body)
@@ -360,7 +405,7 @@ void channel_publish_retry(struct channel *ch)
         return;
     }
     ch->unroutable_until = 0;
-    complete(ch, buf_span(&ch->body), true);
+    complete(ch, body_span(ch), true);
     if (channel_is_open(ch) && !ch->pending && ch->waiting.len > 0 && list_is_empty(&ch->ready_link)) {
         list_add_tail(&s->ready, &ch->ready_link);
     }
@@ -425,12 +470,17 @@ static void publish(struct channel *ch, const struct message *m, struct span bod
         return;
     }
     uint64_t number = ch->confirms.is_on ? confirms_add(&ch->confirms, count) : 0;
+    struct block *block = count > 0 ? body_give(ch, &p.body) : NULL;
     for (uint32_t i = 0; i < count; i++) {
         // The last queue may have the memory of a body that was gathered here.
-        p.is_body_disposable = i == count - 1 && body.len > 0 && body.ptr == ch->body.ptr;
+        p.is_body_disposable = i == count - 1 && body.len > 0 && (block != NULL || body.ptr == ch->body.ptr);
+        if (block != NULL) {
+            block->is_disposable = i == count - 1;
+        }
         uint64_t seq = queue_session_publish(queues[i]->session, &p);
         channel_queue_published(queues[i], seq, number);
     }
+    block_release(block);
     if (count == 0) {
         channel_confirms_dirty(ch);
     }

@@ -73,7 +73,10 @@ struct queue_publish {
     bool is_persistent;
     bool is_body_disposable;          // The bytes of `body` may be destroyed: they are not read after this call.
 };
-// Copies. Returns the publish's sequence number in this session (1, 2, ...). Never refuses: look at is_full before
+// So much room in front of a large body that is given away (in a block with has_room, and RECORD_ALIGN behind it) lets it
+// stay where it is on its way into the log.
+size_t queue_publish_room(size_t exchange_len, size_t key_len, size_t properties_len);
+// Copies, but for such a body. Returns the publish's sequence number in this session (1, 2, ...). Never refuses: look at is_full before
 // reading more from the client.
 uint64_t queue_session_publish(struct queue_session *s, const struct queue_publish *p);
 bool queue_session_is_full(const struct queue_session *s);

@@ -8,6 +8,7 @@
 //
 // Answers: queue_client_in.c. Where the leader is: queue_link.c.
 #include "node/queue/queue_parts.h"
+#include "proto/record.h"
 #include <stdlib.h>
 
 enum { PUBLISH_BLOCK = 32 << 10, CONTROL_BLOCK = 2 << 10, COMMANDS_ITEM_BYTES = 128 << 10 };
@@ -92,6 +93,22 @@ bool queue_session_is_full(const struct queue_session *s)
     return p->count >= LIMIT_FOR_PUBLISH(LIMIT_SESSION_COMMANDS) || p->bytes >= LIMIT_FOR_PUBLISH(LIMIT_SESSION_BYTES);
 }
 
+// A large body that the channel gives away stays where it is: the command is written in front of it. False: not such a one.
+static bool publish_in_place(struct queue_session *s, const struct queue_publish *p, size_t size, uint64_t seq)
+{
+    const size_t front = size - p->body.len;
+    if (!p->is_body_disposable || p->body_more.len > 0 || !block_has_room(p->body, front + RECORD_HEADER_BYTES, RECORD_ALIGN)) {
+        return false;
+    }
+    struct block *block = block_of(p->body);
+    const size_t at = (size_t)(p->body.ptr - block->ptr) - front;
+    queue_pending_push_block(&s->pending[QUEUE_STREAM_PUBLISH], block, block->ptr + at, (uint32_t)size, QUEUE_COMMAND_ENQUEUE, 0);
+    queue_enqueue_write(block->ptr + at, size, s->id, seq, s->applied[QUEUE_STREAM_PUBLISH], p);
+    block_sum_extend(block, at);
+    block->is_disposable = block->has_room = false;
+    return true;
+}
+
 uint64_t queue_session_publish(struct queue_session *s, const struct queue_publish *p)
 {
     struct queue_pending *pending = &s->pending[QUEUE_STREAM_PUBLISH];
@@ -102,8 +119,10 @@ uint64_t queue_session_publish(struct queue_session *s, const struct queue_publi
     size_t size = queue_enqueue_size(p);
     assert(size <= UINT32_MAX);
     uint64_t seq = queue_pending_last(pending) + 1;
-    uint8_t *to = queue_pending_push(pending, (uint32_t)size, QUEUE_COMMAND_ENQUEUE, 0);
-    queue_enqueue_write(to, size, s->id, seq, s->applied[QUEUE_STREAM_PUBLISH], p);
+    if (!publish_in_place(s, p, size, seq)) {
+        uint8_t *to = queue_pending_push(pending, (uint32_t)size, QUEUE_COMMAND_ENQUEUE, 0);
+        queue_enqueue_write(to, size, s->id, seq, s->applied[QUEUE_STREAM_PUBLISH], p);
+    }
     if (queue_session_is_full(s)) {
         s->was_full = true;
     }
@@ -387,16 +406,16 @@ static bool send_lane(struct queue_session *s, enum queue_stream stream)
     return true;
 }
 
-// Hands a command to a leader on this worker. A large one is in memory once: its bytes are given up while the log takes
-// them, and the log's are kept in their place.
+// Hands a command to a leader on this worker. A large one is in memory once: the log shares its block, or, if it cannot, its
+// bytes are given up while the log takes them, and the log's are kept in their place.
 static enum rc command_local(struct queue_session *s, enum queue_stream stream, const struct queue_pending_item *item)
 {
     if (!item->block) {
         return queue_server_command(s->server, span_of(item->ptr, item->len));
     }
-    item->block->is_disposable = true;
+    item->block->is_disposable = item->block->has_room = true;
     enum rc rc = queue_server_command(s->server, span_of(item->ptr, item->len));
-    item->block->is_disposable = false;
+    item->block->is_disposable = item->block->has_room = false;
     if (item->block->is_discarded) {
         struct entry e;
         assert(rc == RC_OK);
@@ -528,6 +547,9 @@ void queue_session_check(struct queue_session *s, uint64_t now)
 {
     if (!queue_session_waits(s)) {
         return;
+    }
+    if (s->place.lane && queue_lane_is_sending(s->place.lane, s->link->group, s->id)) {
+        s->asked_at = now;  // Nobody can have answered it yet; a net that stands still is another's business.
     }
     if (s->state == SESSION_ATTACHING && now - s->asked_at >= QUEUE_ATTACH_TIMEOUT_NS) {
         queue_link_failed(s->link, s->place.node, 0);

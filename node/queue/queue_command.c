@@ -6,6 +6,7 @@
 // any body. Messages are taken apart only when they are delivered.
 #include "node/queue/queue_command.h"
 #include "node/base/block.h"
+#include "proto/record.h"
 
 enum queue_stream queue_command_stream(uint8_t kind)
 {
@@ -144,6 +145,12 @@ size_t queue_enqueue_size(const struct queue_publish *p)
     return QUEUE_ENQUEUE_FIXED + p->exchange.len + keys_size(p) + p->header.len + p->body.len + p->body_more.len;
 }
 
+size_t queue_publish_room(size_t exchange_len, size_t key_len, size_t properties_len)
+{
+    // Further keys (CC, BCC) are part of the properties, where each takes more than here.
+    return RECORD_HEADER_BYTES + QUEUE_ENQUEUE_FIXED + exchange_len + 2 + key_len + 2 * properties_len;
+}
+
 static uint8_t *put(uint8_t *to, const void *from, size_t n)
 {
     if (n > 0) {
@@ -184,7 +191,9 @@ void queue_enqueue_write(uint8_t *to, size_t size, struct queue_session_id id, u
         at = put(at, p->routing_keys[i].ptr, p->routing_keys[i].len);
     }
     at = put(at, p->header.ptr, p->header.len);
-    if (p->is_body_disposable && p->body.len >= BLOCK_BYTES_MIN) {
+    if (at == p->body.ptr) {
+        at += p->body.len;  // Made in front of it.
+    } else if (p->is_body_disposable && p->body.len >= BLOCK_BYTES_MIN) {
         block_move(at, p->body);
         at += p->body.len;
     } else {

@@ -5,6 +5,7 @@
 // it lies in `used` until the net was flushed for certain. The same holds for the bytes of a run; what is said behind a run is
 // gathered apart and becomes the next piece when the run's bytes are gone.
 #include "node/queue/queue_lane.h"
+#include "node/base/crc32c.h"
 #include "node/base/mem.h"
 #include "proto/cluster_queue.pb-c.h"
 #include <stdlib.h>
@@ -38,7 +39,9 @@ struct run {
 struct arriving {
     uint32_t node, worker;  // Whose; streams count per worker of the sender.
     uint64_t stream, offset;
-    struct buf bytes;
+    struct buf bytes;       // Items.
+    uint32_t sum;           // CRC32C of bytes, if sum_len is their length (else it is not known),
+    size_t sum_len;         // taken as they came.
 };
 
 struct letter {  // To another worker.
@@ -188,6 +191,12 @@ static struct run *run_of(struct queue_lane *lane, const struct queue_item_wire 
         }
     }
     return NULL;
+}
+
+bool queue_lane_is_sending(struct queue_lane *lane, uint64_t group, struct queue_session_id session)
+{
+    const struct queue_item_wire up = {.type = QUEUE_ITEM_COMMANDS, .group = group, .counter = session.counter, .node = session.node};
+    return run_of(lane, &up) != NULL;
 }
 
 static struct run *run_start(struct queue_lane *lane, const struct queue_item_wire *w, struct span bytes)
@@ -465,7 +474,12 @@ static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_
         return;
     }
     a->offset += raw.len;
-    buf_span_bytes(&a->bytes, raw);
+    if (a->sum_len == a->bytes.len) {
+        a->sum = crc32c_copy(a->sum, buf_extend(&a->bytes, raw.len), raw.ptr, raw.len);
+        a->sum_len += raw.len;
+    } else {
+        buf_span_bytes(&a->bytes, raw);
+    }
     enum rc rc = RC_MORE;
     struct queue_item_wire w = {0};
     if (a->bytes.len >= sizeof(w)) {
@@ -477,12 +491,20 @@ static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_
             // Whoever wants a large body from here on keeps this memory, or moves it into its own.
             struct block *b = block_adopt(&a->bytes);
             b->is_disposable = true;
+            b->has_room = all.len == w.len;  // Its own head is in front of it, and nothing behind.
+            if (a->sum_len == all.len) {
+                block_set_sum(b, 0, all.len, a->sum);
+            }
             size_t used = receive_whole(l, q, all, &rc);
             buf_bytes(&a->bytes, all.ptr + used, all.len - used);
+            a->sum = 0;
+            a->sum_len = 0;
             block_release(b);
         } else {
             buf_consume(&a->bytes, receive_whole(l, q, all, &rc));
             buf_shrink(&a->bytes, 2 * LIMIT_FRAME_BYTES);
+            a->sum = 0;
+            a->sum_len = 0;
         }
     }
     if (e->is_last || rc == RC_MALFORMED) {

@@ -49,6 +49,8 @@ size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint
 void queue_lane_end(struct queue_lane *lane, size_t at);
 // The same for an item that goes on with `tail`, which lies in `block`: shared until it was sent.
 void queue_lane_end_shared(struct queue_lane *lane, size_t at, struct block *block, struct span tail);
+// Something large of the session's client side is still on its way into the net.
+bool queue_lane_is_sending(struct queue_lane *lane, uint64_t group, struct queue_session_id session);
 void queue_lane_flush(struct queue_lane *lane);
 void queue_lanes_flush(struct queue_lanes *l);
 // Start of a turn: what was handed to the net before the last one has been written or copied. (Not in the last one: a

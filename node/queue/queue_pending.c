@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Pending commands (queue_pending.h). A command is whole in one block; one larger than a block gets its own,
-// and a large one a shared block, which may become the log's (queue_pending_share). The last
+// and a large one a shared block with room for a record's head, which may become the log's. The last
 // block stays for the next command, so a session that works one at a time allocates nothing.
 #include "node/queue/queue_pending.h"
 #include "node/base/mem.h"
+#include "proto/record.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -59,7 +60,7 @@ static uint8_t *block_room(struct queue_pending *p, uint32_t len)
     return at;
 }
 
-uint8_t *queue_pending_push(struct queue_pending *p, uint32_t len, uint8_t kind, uint32_t aux)
+static struct queue_pending_item *item_add(struct queue_pending *p)
 {
     if (p->count == p->cap) {
         uint32_t cap = p->cap ? p->cap * 2 : 8;
@@ -72,12 +73,25 @@ uint8_t *queue_pending_push(struct queue_pending *p, uint32_t len, uint8_t kind,
         p->head = 0;
         p->cap = cap;
     }
-    struct block *block = len >= BLOCK_BYTES_MIN ? block_create(len) : NULL;
-    uint8_t *at = block ? block->ptr : block_room(p, len);
-    p->items[(p->head + p->count++) & (p->cap - 1)] =
-        (struct queue_pending_item){.ptr = at, .len = len, .kind = kind, .aux = aux, .block = block};
+    return &p->items[(p->head + p->count++) & (p->cap - 1)];
+}
+
+uint8_t *queue_pending_push(struct queue_pending *p, uint32_t len, uint8_t kind, uint32_t aux)
+{
+    struct queue_pending_item *item = item_add(p);
+    struct block *block = len >= BLOCK_BYTES_MIN ? block_create((size_t)len + RECORD_HEADER_BYTES + RECORD_ALIGN) : NULL;
+    uint8_t *at = block ? block->ptr + RECORD_HEADER_BYTES : block_room(p, len);
+    *item = (struct queue_pending_item){.ptr = at, .len = len, .kind = kind, .aux = aux, .block = block};
     p->bytes += len;
     return at;
+}
+
+void queue_pending_push_block(struct queue_pending *p, struct block *block, uint8_t *ptr, uint32_t len, uint8_t kind, uint32_t aux)
+{
+    assert(len >= BLOCK_BYTES_MIN);
+    assert(ptr >= block->ptr && ptr + len <= block->ptr + block->cap);
+    *item_add(p) = (struct queue_pending_item){.ptr = ptr, .len = len, .kind = kind, .aux = aux, .block = block_hold(block)};
+    p->bytes += len;
 }
 
 const struct queue_pending_item *queue_pending_at(const struct queue_pending *p, uint64_t seq)

@@ -362,6 +362,10 @@ static void server_commands(struct queue_server *v, struct span body)
             v->replica->service->metrics.bad_items++;
             return;
         }
+        struct block *block = block_of(payload);
+        if (block && reader_left(&r) > 0) {
+            block->has_room = false;  // More commands behind it.
+        }
         enum queue_stream stream = queue_command_stream(payload.ptr[offsetof(struct queue_command_wire, kind)]);
         if (v->is_stopped[stream]) {
             continue;  // Asked for again when there is room.

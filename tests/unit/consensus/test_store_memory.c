@@ -338,6 +338,86 @@ START_TEST(a_disposable_source_is_given_back_while_it_is_laid_down)
 }
 END_TEST
 
+// A body whose owner gives the room around it away becomes the record where it lies.
+static struct block *body_with_room(size_t front, size_t len)
+{
+    struct block *b = block_create(front + len + RECORD_ALIGN);
+    memset(b->ptr, 0xee, b->cap);
+    for (size_t i = 0; i < len; i++) {
+        b->ptr[front + i] = (uint8_t)(i * 31 >> 3);
+    }
+    b->is_disposable = b->has_room = true;
+    return b;
+}
+
+static void check_record(const uint8_t *at, uint32_t len)
+{
+    const size_t size = record_size(len);
+    uint8_t *copy = malloc(size);  // Outside the block: all of it is read.
+    memcpy(copy, at, size);
+    struct record_disk r;
+    uint64_t found;
+    ck_assert_int_eq(record_check(span_of(copy, size), &r, &found), RC_OK);
+    ck_assert_uint_eq(r.len, len);
+    for (size_t i = RECORD_HEADER_BYTES + len; i < size; i++) {
+        ck_assert_uint_eq(copy[i], 0);
+    }
+    free(copy);
+}
+
+START_TEST(a_large_body_with_room_around_it_becomes_the_record_in_place)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 1 << 20, 16 << 20);
+    const struct glog_part head = {.ptr = "fixed part of a command", .len = 23};
+    const size_t front = RECORD_HEADER_BYTES + 23 + 5;
+    uint64_t index = 0;
+    for (size_t len = (1 << 20) + 1; len <= (1 << 20) + 8; len++) {
+        for (int summed = 0; summed < 3; summed++) {
+            struct block *b = body_with_room(front, len);
+            if (summed > 0) {  // From the body on, or from before it.
+                const size_t from = summed == 1 ? front : 3;
+                block_set_sum(b, from, front + len, crc32c(0, b->ptr + from, front + len - from));
+            }
+            const struct glog_part parts[2] = {head, {.ptr = b->ptr + front, .len = len}};
+            ck_assert_int_eq(glog_append(log_of(&fx, 1), ++index, 1, RECORD_ENTRY, 0, parts, 2, true), RC_OK);
+            ck_assert_uint_eq(b->refs, 2);
+            ck_assert(!b->is_discarded);
+            struct entry e;
+            ck_assert_int_eq(glog_get(log_of(&fx, 1), index, &e), RC_OK);
+            ck_assert_ptr_eq(e.payload.ptr, b->ptr + front - 23);
+            ck_assert_int_eq(memcmp(e.payload.ptr, head.ptr, head.len), 0);
+            check_record(e.payload.ptr - RECORD_HEADER_BYTES, (uint32_t)(23 + len));
+            // Its owner is not the only one any more: offered again it is copied.
+            ck_assert_int_eq(glog_append(log_of(&fx, 1), ++index, 2, RECORD_ENTRY, 0, parts, 2, true), RC_OK);
+            ck_assert_uint_eq(b->refs, 2);
+            ck_assert_int_eq(glog_get(log_of(&fx, 1), index, &e), RC_OK);
+            check_record(e.payload.ptr - RECORD_HEADER_BYTES, (uint32_t)(23 + len));
+            block_release(b);
+            settle(&fx);
+        }
+    }
+}
+END_TEST
+
+START_TEST(a_large_body_without_room_for_the_record_is_copied)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 1 << 20, 16 << 20);
+    const size_t len = (1 << 20) + 1;
+    struct block *b = body_with_room(RECORD_HEADER_BYTES - 1, len);
+    const struct glog_part part = {.ptr = b->ptr + RECORD_HEADER_BYTES - 1, .len = len};
+    ck_assert_int_eq(glog_append(log_of(&fx, 1), 1, 1, RECORD_ENTRY, 0, &part, 1, true), RC_OK);
+    ck_assert_uint_eq(b->refs, 1);
+    ck_assert(b->is_discarded);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    check_record(e.payload.ptr - RECORD_HEADER_BYTES, (uint32_t)len);
+    block_release(b);
+    settle(&fx);
+}
+END_TEST
+
 START_TEST(an_empty_group_is_one_small_struct)
 {
     struct glog *g = log_of(&fx, 3);
@@ -478,6 +558,8 @@ int main(void)
     tcase_add_test(t, records_larger_than_a_chunk_and_than_a_wal_file_go_through);
     tcase_add_test(t, a_large_received_record_is_shared_with_the_block_it_came_in);
     tcase_add_test(t, a_disposable_source_is_given_back_while_it_is_laid_down);
+    tcase_add_test(t, a_large_body_with_room_around_it_becomes_the_record_in_place);
+    tcase_add_test(t, a_large_body_without_room_for_the_record_is_copied);
     tcase_add_test(t, an_empty_group_is_one_small_struct);
     tcase_add_test(t, a_recovered_log_is_read_from_the_wal_and_costs_no_memory_for_bodies);
     tcase_add_test(t, the_newest_configuration_and_the_one_before_are_recovered);

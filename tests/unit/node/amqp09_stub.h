@@ -6,6 +6,7 @@
 #include "node/amqp09/channel.h"
 #include "node/amqp09/connection.h"
 #include "node/amqp09/service.h"
+#include "node/base/block.h"
 #include "proto/amqp09/table.h"
 #include <stdarg.h>
 #include <stdio.h>
@@ -337,9 +338,21 @@ void *queue_session_ctx(struct queue_session *s)
 {
     return s->ctx;
 }
+// Of the last publish: what the queue needs to leave a large body where it is.
+static struct {
+    bool is_given, has_room, is_summed;
+    uint32_t sum;
+} stub_large;
+size_t queue_publish_room(size_t exchange_len, size_t key_len, size_t properties_len)
+{
+    return 100 + exchange_len + key_len + properties_len;
+}
 uint64_t queue_session_publish(struct queue_session *s, const struct queue_publish *p)
 {
     assert(!s->is_closed);
+    stub_large.is_given = p->is_body_disposable;
+    stub_large.has_room = block_has_room(p->body, 100 + p->exchange.len + p->routing_keys[0].len + p->header.len, 8);
+    stub_large.is_summed = block_sum(p->body, &stub_large.sum);
     s->published++;
     s->service->published++;
     if (!s->service->is_quiet) {

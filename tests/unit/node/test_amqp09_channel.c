@@ -2,6 +2,7 @@
 // links: node/amqp09 proto/amqp09 node/base
 // Channels (data-plane §1.9-§1.13, §1.17; cases PR, CF): orders of frames, codes, what reaches the queues.
 // Every test runs with its input whole and byte by byte.
+#include "node/base/crc32c.h"
 #include "tests/unit/node/amqp09_client.h"
 #include "tests/unit/node/amqp09_stub.h"
 #include <check.h>
@@ -145,6 +146,37 @@ START_TEST(bodies_of_many_frames_arrive_whole_and_interleaved_with_other_channel
     client_flush(t);
     expect_log("publish q x= key=q body=other\npublish q x= key=q body=abcdef\n");
     ck_assert_uint_eq(t->service->partial_bytes, 0);
+    end();
+}
+END_TEST
+
+START_TEST(a_large_body_of_many_frames_is_handed_over_with_room_around_it_and_its_sum)
+{
+    begin(0);
+    const size_t len = (1 << 20) + 321;
+    uint8_t *body = malloc(len);
+    for (size_t i = 0; i < len; i++) {
+        body[i] = (uint8_t)(i * 31 >> 3);
+    }
+    for (int round = 0; round < 2; round++) {
+        amqp_send_basic_publish(&t->in, 1, &(struct amqp_basic_publish){.routing_key = span_str("q")});
+        put_header(1, len);
+        for (size_t at = 0; at < len; at += 100000) {
+            size_t frame = amqp_frame_begin(&t->in, AMQP_FRAME_BODY, 1);
+            buf_bytes(&t->in, body + at, len - at < 100000 ? len - at : 100000);
+            amqp_frame_end(&t->in, frame);
+            client_flush(t);
+            ck_assert_uint_eq(t->service->partial_bytes, at + 100000 < len ? at + 100000 : 0);
+        }
+        // The last queue may have its memory.
+        ck_assert(stub_large.is_given);
+        ck_assert(stub_large.has_room);
+        ck_assert(stub_large.is_summed);
+        ck_assert_uint_eq(stub_large.sum, crc32c(0, body, len));
+    }
+    publish(t, 1, "", "q", "small again");
+    ck_assert(!stub_large.has_room);
+    free(body);
     end();
 }
 END_TEST
@@ -1485,6 +1517,7 @@ int main(void)
     ADD(bodies_are_split_to_the_frame_max_agreed_and_headers_never_exceed_it);
     ADD(a_client_that_does_not_read_gets_no_more_deliveries);
     ADD(input_left_by_a_pause_is_parsed_before_more_is_read);
+    ADD(a_large_body_of_many_frames_is_handed_over_with_room_around_it_and_its_sum);
     ADD(a_large_body_is_shared_until_the_socket_has_taken_it);
     ADD(a_connection_that_ends_lets_go_of_large_bodies);
     ADD(get_answers_message_and_count_or_empty);

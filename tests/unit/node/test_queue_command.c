@@ -3,6 +3,7 @@
 // Log payloads of the queue: round trips, and every prefix and bit flip of each kind (decision 2).
 #include "queue_kit.h"
 #include "node/queue/queue_wire.h"
+#include "proto/record.h"
 
 // ---- helpers -------------------------------------------------------------------------------------------------------
 
@@ -51,6 +52,30 @@ static void sample(struct buf *b, enum queue_command_kind kind)
         break;
     }
 }
+
+START_TEST(an_enqueue_written_in_front_of_its_body_is_the_one_that_is_copied)
+{
+    struct span keys[2] = {span_str("first"), span_str("cc")};
+    struct queue_publish p = {.exchange = span_str("ex"), .routing_keys = keys, .routing_keys_count = 2, .header = span_str("HDR"), .expiry_ms = -1};
+    const size_t len = (1 << 20) + 3;
+    uint8_t *body = mem_alloc(len);
+    memset(body, 'b', len);
+    p.body = span_of(body, len);
+    const size_t size = queue_enqueue_size(&p), front = size - len;
+    ck_assert_uint_le(front + RECORD_HEADER_BYTES, queue_publish_room(2, 5, 3 + 2));  // Keys are properties too.
+    uint8_t *copied = mem_alloc(size), *made = mem_alloc(size);
+    queue_enqueue_write(copied, size, id, 12, 11, &p);
+    memset(made, 0xee, size);
+    memcpy(made + front, body, len);
+    p.body = span_of(made + front, len);
+    p.is_body_disposable = true;
+    queue_enqueue_write(made, size, id, 12, 11, &p);
+    ck_assert_int_eq(memcmp(made, copied, size), 0);
+    free(body);
+    free(copied);
+    free(made);
+}
+END_TEST
 
 // A machine with sessions, consumers, held and ready messages, for hostile commands to work on.
 static void furnish(struct kit *k)
@@ -221,6 +246,7 @@ int main(void)
     TCase *t = tcase_create("queue_command");
     tcase_set_timeout(t, 60);
     tcase_add_test(t, every_kind_decodes_to_what_was_written);
+    tcase_add_test(t, an_enqueue_written_in_front_of_its_body_is_the_one_that_is_copied);
     tcase_add_test(t, a_message_comes_out_as_it_went_in);
     tcase_add_test(t, no_prefix_of_a_command_is_a_command);
     tcase_add_test(t, no_flipped_bit_breaks_the_state_and_two_machines_agree);

@@ -235,6 +235,8 @@ static void work_finish(struct work *k)
     }
 }
 // Runs the workload; returns the number of events.
+static uint32_t in_place, summed;  // world.in_place and .summed of all runs.
+
 static uint64_t run(uint64_t seed, enum fault fault, uint64_t at, uint32_t wild, uint32_t cold, struct queue_settings settings, uint32_t body)
 {
     struct world *w = world_create(seed, settings);
@@ -248,6 +250,8 @@ static uint64_t run(uint64_t seed, enum fault fault, uint64_t at, uint32_t wild,
     work_start(k, w);
     work_finish(k);
     uint64_t events = w->events;
+    in_place += w->in_place;
+    summed += w->summed;
     world_destroy(w);
     free(k);
     return events;
@@ -317,6 +321,8 @@ START_TEST(large_messages_survive_every_fault_though_their_memory_is_shared)
             run(seed, f, 40, 1, 12, settings_plain(), (1 << 20) + (uint32_t)seed * 100000);
         }
     }
+    ck_assert_uint_gt(summed, 0);
+    ck_assert_uint_gt(in_place, summed);  // Those of sessions beside the leader too.
 }
 END_TEST
 
