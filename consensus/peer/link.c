@@ -470,7 +470,8 @@ static void link_parse(struct link *l)
 
 static void link_read(struct link *l)
 {
-    for (int round = 0; round < LINK_READS_PER_TURN; round++) {
+    size_t total = 0;
+    for (int round = 0; round < LINK_READS_PER_TURN && total < LINK_READ_TURN; round++) {
         if (l->in_len == l->in_cap) {
             // Empty and new, or full of a frame that link_parse has made room for otherwise.
             assert(l->in_len == 0 || l->in_pos > 0);
@@ -487,6 +488,7 @@ static void link_read(struct link *l)
             return;
         }
         l->in_len += got;
+        total += got;
         l->net->metrics.bytes_in += got;
         l->read_at = l->net->is_closing ? 0 : net_now(l->net);
         link_parse(l);

@@ -25,7 +25,8 @@
 enum {
     LINK_READ_MIN = 16 << 10,   // Receive buffer of a quiet link.
     LINK_READ_MAX = 1 << 20,    // Grows to this under load; larger only for a larger frame.
-    LINK_READS_PER_TURN = 4,    // Then other handles get their turn.
+    LINK_READS_PER_TURN = 4,    // Then other handles get their turn,
+    LINK_READ_TURN = 512 << 10,  // or once this much came: large messages take longest where they are copied.
     LINK_GREETINGS_MAX = 256,   // Accepted and unproven; beyond, the oldest is closed.
     LINK_ACCEPTS_PER_TURN = 64,
     PEER_ADDRS_MAX = 8,

@@ -30,7 +30,8 @@ enum {
     BACKLOG = 1024,
     ACCEPTS_PER_EVENT = 64,  // Then others get their turn.
     LINGER_MS = 2000,        // For the peer to close after us.
-    OUTPUT_PARTS = 64,       // Of one write; more than one only with large bodies.
+    OUTPUT_PARTS = 64,       // Of one write; more than one only with large bodies,
+    OUTPUT_WRITE_BYTES = 1 << 20,  // of which so much is copied into the socket in one turn.
     ACCEPT_RETRY_MS = 100,   // After running out of descriptors.
 };
 
@@ -243,6 +244,16 @@ static bool write_output(struct client *k)
     int parts = connection_output_parts(k->connection, iov, OUTPUT_PARTS);
     if (parts == 0) {
         return true;
+    }
+    size_t bytes = 0;
+    for (int i = 0; i < parts; i++) {
+        bytes += iov[i].iov_len;
+        if (i > 0 && bytes > OUTPUT_WRITE_BYTES) {
+            parts = i;
+        }
+    }
+    if (iov[0].iov_len > OUTPUT_WRITE_BYTES) {
+        iov[0].iov_len = OUTPUT_WRITE_BYTES;
     }
     size_t taken = 0;
     enum rc rc = transport_writev(&k->transport, iov, parts, &taken);
