@@ -13,7 +13,7 @@ from warren import *
 
 CHAOS_S = float(os.environ.get("CHAOS_S", "150"))
 SEED = int(os.environ.get("CHAOS_SEED", random.SystemRandom().randrange(1, 1000000)))
-USABLE_S = 5.0
+USABLE_S = 20.0 if "WARREN_SANITIZED" in os.environ else 5.0
 t = Tap()
 why = None if "WARREN_NETNS" in os.environ else netns.can_run()
 if why:
