@@ -45,6 +45,13 @@ bool address_split(const char *address, char *host, size_t host_max, uint16_t *p
     return true;
 }
 
+bool address_is_good(const char *address)
+{
+    char host[PEER_ADDRESS_MAX + 1];
+    uint16_t port = 0;
+    return strlen(address) <= PEER_ADDRESS_MAX && address_split(address, host, sizeof(host), &port) && host[0] && port;
+}
+
 static void round_begin(struct peer *p)
 {
     p->addr_tried = 0;

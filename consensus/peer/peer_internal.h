@@ -130,10 +130,19 @@ void net_run(struct peer_net *n);        // Does what is due and sets the timer.
 void net_wake(struct peer_net *n);       // net_run in the loop's next turn.
 void net_handle_closed(struct peer_net *n);
 void net_changed(struct peer_net *n);
+void lane_flush(struct lane *l);
+
+// peer.c
 struct peer *peer_find(struct peer_net *n, const char *name);
 // A stranger or known peer of that name; NULL if there are too many.
 struct peer *peer_obtain(struct peer_net *n, const char *name, const char *address);
+// Takes it out of the tables; freed by net_run, when nobody up the stack can hold it.
+void peer_drop(struct peer *p);
+void peer_free(struct peer *p);
 void peer_set_id(struct peer *p, uint32_t node_id);
+// Tells the host what it missed while the peer had no id.
+void peer_announce(struct peer *p);
+// A fellow member's node id and store id bind from now on.
 void peer_learn(struct peer *p);
 void peer_verdicts(struct peer *p, const struct liveness_out *out);
 void peer_beat_send(struct peer *p);
@@ -141,7 +150,6 @@ void peer_beat_send(struct peer *p);
 enum peer_refusal peer_greet(struct peer *p, const struct peer_hello *h, char *text);
 void peer_hello_store(struct peer *p, const struct peer_hello *h);
 void peer_refused(struct peer *p, enum peer_refusal why, const char *text, bool is_by_peer);
-void lane_flush(struct lane *l);
 
 // link.c
 struct link *link_create(struct peer_net *n, int fd, bool is_dialled);
@@ -164,3 +172,4 @@ void lane_dial_failed(struct lane *l, bool is_refused);
 void dial_forget(struct peer *p);  // Addresses known and lookups under way.
 // "host:port", "[v6]:port". False if it is not of that shape.
 bool address_split(const char *address, char *host, size_t host_max, uint16_t *port_out);
+bool address_is_good(const char *address);  // It splits into a host and a port other than 0.
