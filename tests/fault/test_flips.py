@@ -56,6 +56,7 @@ def is_whole(c, node):
         p = c.ctl("n1", "quorum_status", q, "--formatter", "json", check=False)
         rows = json.loads(p.stdout) if p.returncode == 0 else []
         if len(rows) != 3 or len({r["Last Applied"] for r in rows}) != 1 or any(r["Raft State"] not in ("leader", "follower") for r in rows): return False
+        if any(r["Membership"] != "voter" for r in rows): return False
     return True
 
 
