@@ -85,7 +85,7 @@ static void cold_start(struct queue_server_consumer *c, const struct queue_unset
             break;
         }
         cold->indexes[n++] = index;
-        bytes += queue_fsm_size(&r->fsm, u->ref);
+        bytes += queue_fsm_size(r->fsm, u->ref);
     }
     cold->owner = c;
     c->cold = cold;

@@ -39,8 +39,9 @@ enum rc queue_replica_propose(struct queue_replica *r, struct span payload, bool
     if (wall > r->stamp_ms) {
         r->stamp_ms = wall;
     }
-    if (r->fsm.stamp_ms > r->stamp_ms) {
-        r->stamp_ms = r->fsm.stamp_ms;
+    const int64_t applied = queue_replica_state_stamp(r);
+    if (applied > r->stamp_ms) {
+        r->stamp_ms = applied;
     }
     fixed.stamp_ms = r->stamp_ms;
     struct glog_part parts[2] = {{.ptr = &fixed, .len = sizeof(fixed)},
@@ -88,7 +89,7 @@ static void configure(struct queue_replica *r)
 static void go_on(struct queue_replica *r)
 {
     struct queue_leading *l = r->leading;
-    if (r->fsm.has_more && l->continue_index <= r->applied) {
+    if (queue_replica_state(r)->has_more && l->continue_index <= r->applied) {
         if (propose_own(r, QUEUE_COMMAND_CONTINUE, (struct span){0}, &l->continue_index) != RC_OK) {
             l->continue_index = 0;
         }
@@ -164,12 +165,13 @@ static void look_at_nodes(struct queue_replica *r, uint64_t now)
         return;
     }
     l->nodes_at = UINT64_MAX;
-    if (!r->fsm.busy) {
+    const struct queue_busy *busy = queue_replica_state(r)->busy;
+    if (!busy) {
         return;
     }
     uint32_t seen_node = 0;
     uint64_t seen_incarnation = 0;
-    list_each (item, &r->fsm.busy->sessions) {
+    list_each (item, &busy->sessions) {
         const struct queue_session_id id = list_entry(item, struct queue_fsm_session, link)->id;
         if (id.node == seen_node && id.incarnation == seen_incarnation) {
             continue;

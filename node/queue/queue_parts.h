@@ -212,7 +212,9 @@ struct queue_replica {
     void *owner;
     uint64_t group;
     struct group *handle;
-    struct queue_fsm fsm;
+    struct queue_fsm *fsm;            // NULL while it is plain: queue_replica_state, queue_replica_machine.
+    int64_t plain_stamp_ms;           // What a plain state still has: its stamp
+    uint64_t plain_version;           // and settings.metadata_version.
     struct queue_settings *wanted;    // Newer than the state's; NULL: the state has them.
     struct queue_leading *leading;    // While leader and ready.
     struct queue_restore *restore;
@@ -222,6 +224,12 @@ struct queue_replica {
     int64_t stamp_ms;                 // Last one given out.
     bool is_leader;                   // By the last role call; maybe not ready.
 };
+
+// The machine as it is, to be read, but for the stamp and the settings' version (below); until the next machine or settle.
+const struct queue_fsm *queue_replica_state(const struct queue_replica *r);
+int64_t queue_replica_state_stamp(const struct queue_replica *r);
+// The machine itself, to be changed: made if there is none, given back by the next apply that leaves it plain.
+struct queue_fsm *queue_replica_machine(struct queue_replica *r);
 
 void queue_replica_item(struct queue_service *q, const struct queue_item *item);
 // From a session on this worker; *server_out names the attachment for the calls below until it is detached.

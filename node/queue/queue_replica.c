@@ -169,7 +169,7 @@ static struct queue_server *server_add(struct queue_replica *r, struct queue_ses
 
 static struct queue_server *server_find(struct queue_replica *r, struct queue_session_id id)
 {
-    struct queue_fsm_session *s = queue_fsm_session_find(&r->fsm, id);
+    struct queue_fsm_session *s = queue_fsm_session_find(queue_replica_state(r), id);
     if (s) {
         return s->user;
     }
@@ -239,7 +239,7 @@ void queue_replica_attach(struct queue_replica *r, struct queue_session *local, 
         return;  // A repeat of an earlier one.
     }
     if (!v) {
-        struct queue_fsm_session *s = queue_fsm_session_find(&r->fsm, id);
+        struct queue_fsm_session *s = queue_fsm_session_find(queue_replica_state(r), id);
         const bool is_ended = !s && was_open && queue_doubt_is_ended(r, id);
         if (is_ended) {
             if (local) {
@@ -605,7 +605,7 @@ static void effect_gone(struct queue_server_consumer *c)
 // when the effect of its last command is looked at it is gone already (effects come after the state).
 static void applied_is_accepted(struct queue_server *v)
 {
-    const struct queue_fsm_session *s = queue_fsm_session_find(&v->replica->fsm, v->id);
+    const struct queue_fsm_session *s = queue_fsm_session_find(queue_replica_state(v->replica), v->id);
     for (int i = 0; s && i < QUEUE_STREAMS; i++) {
         if (v->accepted[i] < s->seq[i]) {
             v->accepted[i] = s->seq[i];

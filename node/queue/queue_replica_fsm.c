@@ -3,11 +3,64 @@
 //
 // A new machine starts with settings that are the same everywhere and always; the real ones come by a CONFIGURE command
 // that every new leader proposes if its record is newer (decision 2), so replicas made at different times agree.
+//
+// A queue that nobody has used yet and whose arguments say nothing has a plain state: nothing but a stamp and the version of its
+// settings. Such a machine is not kept: it is made when a command comes, and given back when it is plain again.
 #include "node/base/log.h"
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 
-static const struct queue_settings first_settings = {.max_length = -1, .max_length_bytes = -1, .delivery_limit = 20};
+#define FIRST_SETTINGS {.max_length = -1, .max_length_bytes = -1, .delivery_limit = 20}
+static const struct queue_settings first_settings = FIRST_SETTINGS;
+
+static const struct queue_fsm plain_state = {.settings = FIRST_SETTINGS};
+
+const struct queue_fsm *queue_replica_state(const struct queue_replica *r)
+{
+    return r->fsm ? r->fsm : &plain_state;
+}
+
+int64_t queue_replica_state_stamp(const struct queue_replica *r)
+{
+    return r->fsm ? r->fsm->stamp_ms : r->plain_stamp_ms;
+}
+
+static uint64_t state_version(const struct queue_replica *r)
+{
+    return r->fsm ? r->fsm->settings.metadata_version : r->plain_version;
+}
+
+struct queue_fsm *queue_replica_machine(struct queue_replica *r)
+{
+    if (!r->fsm) {
+        r->fsm = mem_alloc(sizeof(*r->fsm));
+        queue_fsm_init(r->fsm, &first_settings);
+        r->fsm->settings.metadata_version = r->plain_version;
+        r->fsm->stamp_ms = r->plain_stamp_ms;
+    }
+    return r->fsm;
+}
+
+static bool is_plain(const struct queue_fsm *f)
+{
+    const struct queue_settings *s = &f->settings, *first = &first_settings;
+    return !f->busy && f->nodes_count == 0 && f->ready_count == 0 && f->unacked_count == 0 && !f->big && !f->is_rejecting &&
+           !f->has_more && s->max_length == first->max_length && s->max_length_bytes == first->max_length_bytes &&
+           s->delivery_limit == first->delivery_limit && !s->is_reject_publish && !s->is_single_active;
+}
+
+// After a change: keeps a plain machine as what is particular about it.
+static void settle(struct queue_replica *r)
+{
+    if (!r->fsm || r->restore || !is_plain(r->fsm)) {
+        return;
+    }
+    r->plain_stamp_ms = r->fsm->stamp_ms;
+    r->plain_version = r->fsm->settings.metadata_version;
+    queue_fsm_deinit(r->fsm);
+    free(r->fsm);
+    r->fsm = NULL;
+}
 
 static void drop_wanted(struct queue_replica *r)
 {
@@ -18,7 +71,7 @@ static void drop_wanted(struct queue_replica *r)
 // After anything that may have changed the state's settings.
 static void check_wanted(struct queue_replica *r)
 {
-    if (r->wanted && r->wanted->metadata_version <= r->fsm.settings.metadata_version) {
+    if (r->wanted && r->wanted->metadata_version <= state_version(r)) {
         drop_wanted(r);
     }
 }
@@ -26,7 +79,7 @@ static void check_wanted(struct queue_replica *r)
 static void want(struct queue_replica *r, const struct queue_settings *settings)
 {
     const uint64_t version = settings->metadata_version + 1;  // 0 is what no record has.
-    if (version <= (r->wanted ? r->wanted->metadata_version : r->fsm.settings.metadata_version)) {
+    if (version <= (r->wanted ? r->wanted->metadata_version : state_version(r))) {
         return;
     }
     if (!r->wanted) {
@@ -44,10 +97,11 @@ static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
         const struct entry *e = &entries[i];
         r->applied = e->index;
         if (e->kind == RECORD_ENTRY) {
-            uint32_t ignored = r->fsm.ignored;
+            struct queue_fsm *f = queue_replica_machine(r);
+            uint32_t ignored = f->ignored;
             queue_effects_reset(fx);
-            queue_fsm_apply(&r->fsm, e->index, e->payload, r->leading ? fx : NULL);
-            r->service->metrics.commands_ignored += r->fsm.ignored - ignored;
+            queue_fsm_apply(f, e->index, e->payload, r->leading ? fx : NULL);
+            r->service->metrics.commands_ignored += f->ignored - ignored;
             check_wanted(r);
             if (r->leading) {
                 queue_replica_effects(r, fx);
@@ -58,6 +112,7 @@ static uint32_t apply(void *ctx, const struct entry *entries, uint32_t n)
             queue_replica_lead_start(r);
         }
     }
+    settle(r);
     if (r->leading) {
         queue_replica_mark(r);  // Answers and deliveries leave together in the turn that follows.
     }
@@ -76,7 +131,9 @@ static void role(void *ctx, const struct consensus_status *status)
 static struct fsm_snapshot *snapshot_begin(void *ctx)
 {
     struct queue_replica *r = ctx;
-    return (struct fsm_snapshot *)(void *)queue_fsm_freeze(&r->fsm);
+    struct queue_snapshot *s = queue_fsm_freeze(queue_replica_machine(r));
+    settle(r);
+    return (struct fsm_snapshot *)(void *)s;
 }
 
 static bool snapshot_chunk(struct fsm_snapshot *s, struct buf *to)
@@ -103,8 +160,8 @@ static void restore_begin(void *ctx)
     } else {
         buf_deinit(&r->restore->rest);  // A load that was given up.
     }
-    r->fsm.settings = first_settings;
-    queue_restore_begin(r->restore, &r->fsm);
+    queue_replica_machine(r)->settings = first_settings;
+    queue_restore_begin(r->restore, r->fsm);
 }
 
 static enum rc restore_chunk(void *ctx, struct span chunk)
@@ -121,19 +178,21 @@ static enum rc restore_end(void *ctx, uint64_t index)
     r->restore = NULL;
     r->applied = index;
     check_wanted(r);
+    settle(r);
     return rc;
 }
 
 static uint64_t size_estimate(void *ctx)
 {
     struct queue_replica *r = ctx;
-    return queue_fsm_size_estimate(&r->fsm);
+    return queue_fsm_size_estimate(queue_replica_state(r));
 }
 
 static uint64_t live_count(void *ctx)
 {
     struct queue_replica *r = ctx;
-    return r->fsm.ready_count + r->fsm.unacked_count;
+    const struct queue_fsm *f = queue_replica_state(r);
+    return f->ready_count + f->unacked_count;
 }
 
 const struct fsm_ops *queue_replica_fsm_ops(void)
@@ -165,7 +224,10 @@ static void replica_free(struct queue_replica *r)
         buf_deinit(&r->restore->rest);
         free(r->restore);
     }
-    queue_fsm_deinit(&r->fsm);
+    if (r->fsm) {
+        queue_fsm_deinit(r->fsm);
+        free(r->fsm);
+    }
     drop_wanted(r);
     r->service->metrics.replicas--;
     free(r);
@@ -181,7 +243,6 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
     r->owner = spec->owner;
     r->group = spec->target.group;
     list_init(&r->dirty);
-    queue_fsm_init(&r->fsm, &first_settings);
     want(r, &spec->settings);
     map_put(&q->replicas, r->group, r);
     q->metrics.replicas++;
@@ -308,19 +369,20 @@ bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_in
     if (!r) {
         return false;
     }
+    const struct queue_fsm *f = queue_replica_state(r);
     uint64_t consumers = 0;
-    if (r->fsm.busy) {
-        list_each (l, &r->fsm.busy->consumers) {
+    if (f->busy) {
+        list_each (l, &f->busy->consumers) {
             const struct queue_fsm_consumer *c = list_entry(l, struct queue_fsm_consumer, in_queue);
             consumers += c->id != 0 && !c->is_cancelled;
         }
     }
     *info = (struct queue_info){
-        .ready = r->fsm.ready_count,
-        .unacked = r->fsm.unacked_count,
+        .ready = f->ready_count,
+        .unacked = f->unacked_count,
         .consumers = consumers,
-        .ready_bytes = r->fsm.ready_bytes,
-        .unacked_bytes = r->fsm.unacked_bytes,
+        .ready_bytes = f->ready_bytes,
+        .unacked_bytes = f->unacked_bytes,
     };
     if (status) {
         group_status(r->handle, status);
@@ -331,10 +393,11 @@ bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_in
 void queue_replica_consumers(struct queue_service *q, uint64_t group, void (*each)(void *ctx, const struct queue_consumer_info *c), void *ctx)
 {
     struct queue_replica *r = map_get(&q->replicas, group);
-    if (!r || !r->fsm.busy) {
+    const struct queue_fsm *f = r ? queue_replica_state(r) : NULL;
+    if (!f || !f->busy) {
         return;
     }
-    list_each (l, &r->fsm.busy->consumers) {
+    list_each (l, &f->busy->consumers) {
         const struct queue_fsm_consumer *c = list_entry(l, struct queue_fsm_consumer, in_queue);
         if (c->id == 0 || c->is_cancelled) {
             continue;
@@ -347,7 +410,7 @@ void queue_replica_consumers(struct queue_service *q, uint64_t group, void (*eac
             .tag = span_of(c->tag, c->tag_len),
             .prefetch = c->prefetch,
             .is_no_ack = c->is_no_ack,
-            .is_active = !r->fsm.settings.is_single_active || r->fsm.busy->active == c,
+            .is_active = !f->settings.is_single_active || f->busy->active == c,
             .priority = c->priority,
             .channel = buf_span(&channel),
         };

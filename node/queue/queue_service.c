@@ -84,7 +84,7 @@ static void each_leading(struct queue_service *q, uint32_t node, bool is_reset)
         struct queue_leading *leading = list_entry(l, struct queue_leading, in_service);
         if (is_reset) {
             queue_replica_lane_reset(leading->replica, node);
-        } else if (leading->replica->fsm.busy) {  // Idle queues know no node; they look when a session opens.
+        } else if (queue_replica_state(leading->replica)->busy) {  // Idle queues know no node; they look when a session opens.
             leading->nodes_at = 0;
             queue_replica_mark(leading->replica);
         }

@@ -53,8 +53,9 @@ static uint64_t digest(const struct sim_observer *o, uint64_t *index)
 {
     struct queue_replica *r = o->ctx;
     (void)index;
-    queue_fsm_check(&r->fsm);
-    return queue_fsm_digest(&r->fsm);
+    struct queue_fsm *f = queue_replica_machine(r);
+    queue_fsm_check(f);
+    return queue_fsm_digest(f);
 }
 
 void sim_queue_add(struct sim_node *n, uint32_t slot, const struct store_group *recovered)
@@ -154,7 +155,7 @@ static struct queue_replica *leader_of(struct sim *s, uint32_t slot)
 static bool is_drained(struct sim *s, struct book *b)
 {
     const struct queue_replica *r = leader_of(s, b->slot);
-    if (!r || r->fsm.ready_count > 0 || r->fsm.unacked_count > 0) {
+    if (!r || queue_replica_state(r)->ready_count > 0 || queue_replica_state(r)->unacked_count > 0) {
         return false;
     }
     for (uint32_t i = 0; i < b->count; i++) {
@@ -169,7 +170,7 @@ static bool is_drained(struct sim *s, struct book *b)
 // Who holds messages and does not settle them: what the two sides think.
 static void tell_holders(struct sim *s, const struct queue_replica *r)
 {
-    list_each (l, &r->fsm.busy->consumers) {
+    list_each (l, &queue_replica_state(r)->busy->consumers) {
         const struct queue_fsm_consumer *c = list_entry(l, struct queue_fsm_consumer, in_queue);
         if (c->held == 0) {
             continue;
@@ -196,8 +197,9 @@ static void tell_drained(struct sim *s, const struct book *b)
 {
     const struct queue_replica *r = leader_of(s, b->slot);
     sim_log(s, "queue %llu: leader %d, ready %llu, unacked %llu", (unsigned long long)s->groups[b->slot].id, r != NULL,
-            r ? (unsigned long long)r->fsm.ready_count : 0, r ? (unsigned long long)r->fsm.unacked_count : 0);
-    if (r && r->fsm.busy) {
+            r ? (unsigned long long)queue_replica_state(r)->ready_count : 0,
+            r ? (unsigned long long)queue_replica_state(r)->unacked_count : 0);
+    if (r && queue_replica_state(r)->busy) {
         tell_holders(s, r);
     }
 }
@@ -207,7 +209,7 @@ static void check_lost(struct sim *s, const struct book *b)
 {
     const struct queue_replica *r = leader_of(s, b->slot);
     const struct sim_group *g = &s->groups[b->slot];
-    if (!r || r->fsm.ready_count > 0 || r->fsm.unacked_count > 0 || r->applied < g->committed) {
+    if (!r || queue_replica_state(r)->ready_count > 0 || queue_replica_state(r)->unacked_count > 0 || r->applied < g->committed) {
         return;
     }
     for (uint32_t i = 0; i < b->count; i++) {
@@ -281,12 +283,12 @@ static struct sim_observer *member_observer(struct sim *s, uint32_t slot, uint32
 static bool is_at_rest(struct sim *s, uint32_t slot)
 {
     const struct queue_replica *leader = leader_of(s, slot);
-    if (!leader || leader->fsm.busy) {
+    if (!leader || queue_replica_state(leader)->busy) {
         if (!leader) {
             sim_log(s, "queue %llu: nobody leads", (unsigned long long)s->groups[slot].id);
             return false;
         }
-        list_each (l, &leader->fsm.busy->sessions) {
+        list_each (l, &queue_replica_state(leader)->busy->sessions) {
             const struct queue_fsm_session *q = list_entry(l, struct queue_fsm_session, link);
             tell_left(s, slot, q);
         }

@@ -165,7 +165,7 @@ static bool work_is_done(struct work *k)
         }
     }
     struct queue_replica *r = world_replica(k->w, k->w->leader);
-    return r && r->fsm.ready_count == 0 && r->fsm.unacked_count == 0 && r->applied == k->w->last;
+    return r && queue_replica_state(r)->ready_count == 0 && queue_replica_state(r)->unacked_count == 0 && r->applied == k->w->last;
 }
 static void work_round(struct work *k)
 {
@@ -215,7 +215,7 @@ static void work_finish(struct work *k)
             world_old_leaders_learn(k->w);
         }
         r = world_replica(k->w, k->w->leader);
-        bool is_gone = !r->fsm.busy && r->applied == k->w->last;
+        bool is_gone = !queue_replica_state(r)->busy && r->applied == k->w->last;
         for (uint32_t node = 1; node <= NODES; node++) {
             is_gone = is_gone && map_count(&k->w->hosts[node].q->sessions) == 0;
         }
@@ -223,15 +223,15 @@ static void work_finish(struct work *k)
             break;
         }
     }
-    ck_assert_ptr_null(r->fsm.busy);
+    ck_assert_ptr_null(queue_replica_state(r)->busy);
     for (uint32_t node = 1; node <= NODES; node++) {
         ck_assert_uint_eq(map_count(&k->w->hosts[node].q->sessions), 0);
     }
-    uint64_t digest = queue_fsm_digest(&r->fsm);
+    uint64_t digest = queue_fsm_digest(r->fsm);
     for (uint32_t node = 1; node <= MEMBERS; node++) {
         world_apply(k->w, node);
-        queue_fsm_check(&world_replica(k->w, node)->fsm);
-        ck_assert_uint_eq(queue_fsm_digest(&world_replica(k->w, node)->fsm), digest);
+        queue_fsm_check(world_replica(k->w, node)->fsm);
+        ck_assert_uint_eq(queue_fsm_digest(world_replica(k->w, node)->fsm), digest);
     }
 }
 // Runs the workload; returns the number of events.
@@ -352,8 +352,8 @@ START_TEST(replaying_all_frames_of_a_node_after_its_sessions_ended_changes_nothi
         struct world_frame *f = list_entry(l, struct world_frame, link);
         frame_arrive(w, 4, 1, f);
         rounds(w, 3);
-        ck_assert_ptr_null(r->fsm.busy);
-        ck_assert_uint_eq(r->fsm.ready_count, 0);
+        ck_assert_ptr_null(queue_replica_state(r)->busy);
+        ck_assert_uint_eq(queue_replica_state(r)->ready_count, 0);
         frame_drop(f);
     }
     ck_assert(list_is_empty(&r->leading->servers));
@@ -432,6 +432,58 @@ static void consume(struct queue_session *s, uint32_t prefetch)
     queue_session_consume(s, &c);
 }
 
+START_TEST(an_untouched_queue_keeps_no_machine)
+{
+    struct world *w = world_create(1, settings_plain());
+    rounds(w, 40);
+    const struct fsm_ops *ops = queue_replica_fsm_ops();
+    for (uint32_t node = 1; node <= MEMBERS; node++) {
+        struct queue_replica *r = world_replica(w, node), *from = world_replica(w, node % MEMBERS + 1);
+        ck_assert_ptr_null(r->wanted);  // The settings are in the state.
+        ck_assert_ptr_null(r->fsm);
+        ck_assert_uint_eq(r->plain_version, 2);
+        ck_assert_int_eq(queue_replica_state_stamp(r), queue_replica_state_stamp(from));
+        ck_assert_int_gt(queue_replica_state_stamp(r), 0);
+        if (node == w->leader) {
+            continue;
+        }
+        // Its snapshot says all of it.
+        const int64_t stamp = queue_replica_state_stamp(r);
+        struct buf chunk = {0};
+        struct fsm_snapshot *snapshot = ops->snapshot_begin(from);
+        ck_assert(!ops->snapshot_chunk(snapshot, &chunk));
+        ops->snapshot_end(snapshot);
+        ck_assert_ptr_null(from->fsm);
+        r->plain_stamp_ms = 0;
+        r->plain_version = 0;
+        ops->restore_begin(r);
+        ck_assert_int_eq(ops->restore_chunk(r, buf_span(&chunk)), RC_OK);
+        ck_assert_int_eq(ops->restore_end(r, r->applied), RC_OK);
+        buf_deinit(&chunk);
+        ck_assert_ptr_null(r->fsm);
+        ck_assert_uint_eq(r->plain_version, 2);
+        ck_assert_int_eq(queue_replica_state_stamp(r), stamp);
+    }
+    struct answers a = {0};
+    struct queue_session *s = open_on(w, 4, &a);
+    publish(s, "m");
+    rounds(w, 40);
+    const uint64_t digest = queue_fsm_digest(world_replica(w, 1)->fsm);
+    for (uint32_t node = 1; node <= MEMBERS; node++) {
+        ck_assert_uint_eq(queue_replica_state(world_replica(w, node))->ready_count, 1);
+        ck_assert_uint_eq(queue_fsm_digest(world_replica(w, node)->fsm), digest);
+    }
+    queue_session_close(s);
+    world_destroy(w);
+    struct queue_settings settings = settings_plain();
+    settings.max_length = 3;
+    w = world_create(1, settings);
+    rounds(w, 40);
+    ck_assert_int_eq(queue_replica_state(world_replica(w, 1))->settings.max_length, 3);
+    world_destroy(w);
+}
+END_TEST
+
 START_TEST(get_and_purge_come_after_the_publishes_before_them_from_any_node)
 {
     struct world *w = world_create(1, settings_plain());
@@ -447,7 +499,7 @@ START_TEST(get_and_purge_come_after_the_publishes_before_them_from_any_node)
     ck_assert_uint_eq(a.token, 12);
     ck_assert_uint_eq(a.number, 2);
     ck_assert_uint_eq(a.ready, 3);
-    ck_assert_uint_eq(world_replica(w, 1)->fsm.unacked_count, 1);  // The no-ack one settled itself.
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->unacked_count, 1);  // The no-ack one settled itself.
     queue_session_settle(s, 0, 1, 1, QUEUE_RELEASE);
     queue_session_purge(s, 13);
     rounds(w, 40);
@@ -481,7 +533,7 @@ START_TEST(a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next)
             }
             ck_assert_uint_eq(a.gets, 2);
             ck_assert(a.was_empty);
-            ck_assert_uint_eq(world_replica(w, w->leader)->fsm.unacked_count, 1);
+            ck_assert_uint_eq(queue_replica_state(world_replica(w, w->leader))->unacked_count, 1);
             queue_session_close(s);
             world_destroy(w);
         }
@@ -519,7 +571,7 @@ START_TEST(commands_proposed_twice_because_a_connection_was_renewed_are_applied_
     w->slow_percent = 0;
     rounds(w, 30);
     ck_assert_uint_eq(a.settled, 11);
-    ck_assert_uint_eq(world_replica(w, 1)->fsm.ready_count, 11);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->ready_count, 11);
 
     w->slow_percent = 100;
     queue_session_get(s, 1, false);
@@ -531,7 +583,7 @@ START_TEST(commands_proposed_twice_because_a_connection_was_renewed_are_applied_
     rounds(w, 30);
     ck_assert_uint_eq(a.gets, 1);
     ck_assert_uint_eq(a.ready, 10);
-    ck_assert_uint_eq(world_replica(w, 1)->fsm.unacked_count, 1);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->unacked_count, 1);
     queue_session_close(s);
     world_destroy(w);
 }
@@ -576,7 +628,7 @@ START_TEST(a_session_whose_open_is_applied_after_its_node_has_died_does_not_stay
     rounds(w, 10);
     w->slow_percent = 0;
     rounds(w, 30);
-    ck_assert_ptr_null(world_replica(w, 1)->fsm.busy);
+    ck_assert_ptr_null(queue_replica_state(world_replica(w, 1))->busy);
     w->is_down[4] = false;
     world_destroy(w);
 }
@@ -633,7 +685,7 @@ START_TEST(a_node_declared_down_that_lives_on_loses_its_consumers_and_opens_new_
     world_verdict(w, 4, NODE_SUSPECT, 1);
     w->now += 61ull * 1000000000;
     rounds(w, 30);
-    ck_assert_ptr_null(world_replica(w, 1)->fsm.busy);
+    ck_assert_ptr_null(queue_replica_state(world_replica(w, 1))->busy);
     w->is_down[4] = false;
     for (uint32_t n = 1; n <= MEMBERS; n++) {
         world_reset_wire(w, n, 4);
@@ -646,7 +698,7 @@ START_TEST(a_node_declared_down_that_lives_on_loses_its_consumers_and_opens_new_
     ck_assert_uint_eq(a.ended, 1);
     ck_assert_uint_eq(a.lost, 1);
     ck_assert(!a.is_deleted);
-    ck_assert_uint_eq(world_replica(w, 1)->fsm.ready_count, 1);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->ready_count, 1);
     struct queue_session *again = open_on(w, 4, &c);
     consume(again, 10);
     rounds(w, 30);
@@ -702,8 +754,8 @@ START_TEST(a_channel_that_closes_right_after_publishing_loses_nothing)
     }
     queue_session_close(s);
     rounds(w, 60);
-    ck_assert_uint_eq(world_replica(w, 1)->fsm.ready_count, 100);
-    ck_assert_ptr_null(world_replica(w, 1)->fsm.busy);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->ready_count, 100);
+    ck_assert_ptr_null(queue_replica_state(world_replica(w, 1))->busy);
     ck_assert_uint_eq(a.settled, 0);  // Nobody listens any more.
     ck_assert_uint_eq(map_count(&w->hosts[_i].q->sessions), 0);
     world_destroy(w);
@@ -762,7 +814,7 @@ START_TEST(settles_pass_a_full_group_and_a_full_session_says_so)
     rounds(w, 20);
     queue_session_settle(s, 1, 1, 1, QUEUE_ACK);
     rounds(w, 20);
-    ck_assert_uint_eq(world_replica(w, 1)->fsm.unacked_count, 0);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->unacked_count, 0);
     ck_assert_uint_eq(a.settled, 1);
     rounds(w, 100);
     ck_assert_uint_eq(a.settled, n + 1);
@@ -847,6 +899,7 @@ int main(void)
     tcase_add_loop_test(t, settles_pass_a_full_group_and_a_full_session_says_so, 1, NODES + 1);
     tcase_add_test(t, counts_are_asked_of_the_leader_and_time_out_without_one);
     tcase_add_test(t, an_idle_service_wants_no_turn);
+    tcase_add_test(t, an_untouched_queue_keeps_no_machine);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
