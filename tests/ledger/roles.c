@@ -96,7 +96,7 @@ static void settle(struct client *c, uint64_t tag, bool is_multiple)
 static void settle_all(struct client *c)
 {
     if (c->unacked_count > 0) {
-        settle(c, 0, true);  // Tag 0: all of the channel.
+        settle(c, c->tag, true);  // Not tag 0: that is also what is still on its way here.
         c->unacked_count = 0;
     }
 }

@@ -96,6 +96,7 @@ class ChaosCluster(NetCluster):
         shutil.rmtree(self.root, ignore_errors=True)
 
     def start(self, node):
+        if self.is_up(node): return  # Two faults of a round may have ended it.
         log = open(f"{self.root}/{node}.log", "ab")
         wrap = [os.path.join(top, "tests/fault/with-powercut"), self.shim, self.root] if self.power else []
         self.processes[node] = subprocess.Popen(["ip", "netns", "exec", f"{PREFIX}{node}", *wrap, f"{build}/warren", "--config", f"{self.root}/{node}.conf"],
