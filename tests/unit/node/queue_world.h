@@ -564,3 +564,13 @@ static inline void world_kill(struct world *w, uint32_t node)
     }
     w->is_down[node] = true;
 }
+static inline struct queue_settings settings_plain(void)
+{
+    return (struct queue_settings){.max_length = -1, .max_length_bytes = -1, .delivery_limit = 20, .metadata_version = 1};
+}
+static inline void rounds(struct world *w, int n)
+{
+    while (n-- > 0) {
+        world_round(w);
+    }
+}
