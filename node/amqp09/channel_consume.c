@@ -416,7 +416,7 @@ void channel_deliver(struct channel_queue *cq, uint32_t consumer, const struct q
 static void get_found(struct operation *op, const struct broker_queue *q)
 {
     struct channel *ch = op->channel;
-    if (q->settings.is_single_active) {
+    if (q->is_single_active) {
         struct span vhost = ch->connection->vhost_name;
         channel_fail(ch, REPLY_RESOURCE_LOCKED, op->method,
                      "cannot obtain access to locked queue '%.*s' in vhost '%.*s'. basic.get operations are "

@@ -10,7 +10,7 @@
 struct map_slot {
     uint64_t key;    // The key, or the hash of the bytes.
     void *value;     // NULL: a hole.
-    uint8_t *bytes;  // Owned copy of a bytes key.
+    uint8_t *bytes;  // A bytes key: an owned copy unless the map borrows.
     uint32_t len;    // Of bytes.
 };
 
@@ -52,29 +52,34 @@ static struct map_slot *slot_at(const struct map *m, uint32_t i)
     return (struct map_slot *)(void *)((char *)m->entries + i * slot_size(m));
 }
 
-static void init(struct map *m, bool has_bytes)
+static void init(struct map *m, bool has_bytes, bool is_borrowing)
 {
-    *m = (struct map){.has_bytes = has_bytes};
+    *m = (struct map){.has_bytes = has_bytes, .is_borrowing = is_borrowing};
 }
 
 void map_init_u64(struct map *m)
 {
-    init(m, false);
+    init(m, false, false);
 }
 
 void map_init_bytes(struct map *m)
 {
-    init(m, true);
+    init(m, true, false);
+}
+
+void map_init_borrowed(struct map *m)
+{
+    init(m, true, true);
 }
 
 void map_deinit(struct map *m)
 {
-    for (uint32_t i = 0; m->has_bytes && i < m->entries_len; i++) {
+    for (uint32_t i = 0; m->has_bytes && !m->is_borrowing && i < m->entries_len; i++) {
         free(slot_at(m, i)->bytes);
     }
     free(m->entries);
     free(m->index);
-    init(m, m->has_bytes);
+    init(m, m->has_bytes, m->is_borrowing);
 }
 
 static void index_insert(struct map *m, uint64_t hash, uint32_t pos)
@@ -153,7 +158,11 @@ static void put(struct map *m, uint64_t key, struct span bytes, void *value)
     assert(value);
     uint32_t i = find(m, key, bytes);
     if (i != UINT32_MAX) {
-        slot_at(m, m->index[i] - 1)->value = value;
+        struct map_slot *old = slot_at(m, m->index[i] - 1);
+        old->value = value;
+        if (m->is_borrowing) {
+            old->bytes = (uint8_t *)(uintptr_t)bytes.ptr;  // The new value's.
+        }
         return;
     }
     if (m->entries_len == m->entries_cap || (m->entries_len + m->index_dirty + 1) * 4 > m->index_cap * 3) {
@@ -163,7 +172,7 @@ static void put(struct map *m, uint64_t key, struct span bytes, void *value)
     s->key = key;
     s->value = value;
     if (m->has_bytes) {
-        s->bytes = (uint8_t *)mem_strndup(bytes.ptr, bytes.len);
+        s->bytes = m->is_borrowing ? (uint8_t *)(uintptr_t)bytes.ptr : (uint8_t *)mem_strndup(bytes.ptr, bytes.len);
         s->len = (uint32_t)bytes.len;
     }
     index_insert(m, slot_hash(m, s), m->entries_len);
@@ -181,7 +190,9 @@ static void *take_out(struct map *m, uint64_t key, struct span bytes)
     void *value = s->value;
     s->value = NULL;
     if (m->has_bytes) {
-        free(s->bytes);
+        if (!m->is_borrowing) {
+            free(s->bytes);
+        }
         s->bytes = NULL;
         s->len = 0;
     }

@@ -68,12 +68,11 @@ struct broker_exchange {
 struct broker_queue {
     struct span name;
     enum queue_type type;
-    bool is_durable;
-    struct span arguments;
-    struct queue_target target;
+    bool is_durable : 1, is_single_active : 1;
     uint8_t joining, non_voters;  // Members by position (bits): announced, not known to be in the group; not to be promoted.
     uint8_t lost;                 // Likewise: lost their memory, to be made anew.
-    struct queue_settings settings;
+    struct span arguments;
+    struct queue_target target;
 };
 
 struct broker_vhost *broker_vhost_find(struct broker *b, struct span name);

@@ -51,8 +51,9 @@ struct queue {
     struct change *change;              // Its members are not as they should be and this worker leads it (membership.c); else NULL.
     struct list lost;                   // In membership's list of replicas here whose loss the record does not say yet.
     struct telling *telling;            // That is being written (membership_lost.c).
-    uint32_t founders[LIMIT_VOTERS];    // Nodes of the founding members.
+    uint32_t *founders;                 // Nodes of the founding members, if they are not those of pub.target; else NULL.
     uint8_t founders_count;
+    char name[];                        // pub.name
 };
 
 struct permission {

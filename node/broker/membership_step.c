@@ -152,13 +152,19 @@ static void record_command(const struct queue *q, struct draft *d, struct meta_c
     for (uint32_t i = 0; i < d->count; i++) {
         members[i] = &d->members[i];
     }
+    struct queue_target founding;
+    queue_founding(q, &founding);
+    uint32_t founders[LIMIT_VOTERS];
+    for (uint32_t i = 0; i < founding.members_count; i++) {
+        founders[i] = founding.members[i].node_id;
+    }
     Warren__QueueRecord r = WARREN__QUEUE_RECORD__INIT;
     r.type = (char *)(uintptr_t)queue_type_name(q->pub.type);
     r.durable = q->pub.is_durable;
     r.arguments.data = (uint8_t *)(uintptr_t)q->pub.arguments.ptr;
     r.arguments.len = q->pub.arguments.len;
-    r.n_member_nodes = q->founders_count;
-    r.member_nodes = (uint32_t *)(uintptr_t)q->founders;
+    r.n_member_nodes = founding.members_count;
+    r.member_nodes = founders;
     r.n_members = d->count;
     r.members = members;
     r.announced_id = d->is_announcing ? UINT64_MAX : 0;  // Not 0, so that it has its place; the store writes the id there.

@@ -320,7 +320,7 @@ static void on_vhost(struct broker *b, struct span name, const struct meta_chang
         v->broker = b;
         v->name = mem_strndup(name.ptr, name.len);
         map_init_bytes(&v->exchanges);
-        map_init_bytes(&v->queues);
+        map_init_borrowed(&v->queues);
         map_init_bytes(&v->permissions);
         list_init(&v->waiting);
         v->default_exchange = exchange_create(v, span_str(""), EXCHANGE_DIRECT);

@@ -61,7 +61,8 @@ void queue_founding(const struct queue *q, struct queue_target *out)
 {
     *out = (struct queue_target){.group = q->pub.target.group, .members_count = q->founders_count};
     for (uint32_t i = 0; i < q->founders_count; i++) {
-        out->members[i] = (struct member){.replica_id = out->group + 1 + i, .node_id = q->founders[i], .is_voter = true};
+        const uint32_t node = q->founders ? q->founders[i] : q->pub.target.members[i].node_id;
+        out->members[i] = (struct member){.replica_id = out->group + 1 + i, .node_id = node, .is_voter = true};
     }
 }
 
@@ -94,9 +95,10 @@ static void start_replica(struct broker *b, struct queue *q, bool is_new)
         .owner = q,
         .replica_id = replica,
         .recovered = c->recovered ? c->recovered(c->ctx, group) : NULL,
-        .settings = q->pub.settings,
         .campaign_at_once = is_new && replica == group + 1,
     };
+    queue_settings_from(q->pub.arguments, &spec.settings);
+    spec.settings.metadata_version = 1;  // The arguments of a queue never change.
     queue_founding(q, &spec.target);
     enum rc rc = queue_replica_add(c->queues, &spec);
     if (rc != RC_OK) {
@@ -111,13 +113,19 @@ static void decode_members(const Warren__QueueRecord *r, struct queue *q)
 {
     struct queue_target *t = &q->pub.target;
     q->founders_count = (uint8_t)r->n_member_nodes;
-    for (uint32_t i = 0; i < r->n_member_nodes; i++) {
-        q->founders[i] = r->member_nodes[i];
-    }
+    free(q->founders);
+    q->founders = NULL;
     q->pub.joining = q->pub.non_voters = q->pub.lost = 0;
     if (r->n_members == 0) {
-        queue_founding(q, t);
+        t->members_count = q->founders_count;
+        for (uint32_t i = 0; i < t->members_count; i++) {
+            t->members[i] = (struct member){.replica_id = t->group + 1 + i, .node_id = r->member_nodes[i], .is_voter = true};
+        }
         return;
+    }
+    if (q->founders_count > 0) {
+        q->founders = mem_alloc(q->founders_count * sizeof(*q->founders));
+        memcpy(q->founders, r->member_nodes, q->founders_count * sizeof(*q->founders));
     }
     t->members_count = (uint32_t)r->n_members;
     for (uint32_t i = 0; i < t->members_count; i++) {
@@ -152,8 +160,9 @@ static bool decode_queue(const struct meta_change *c, struct queue *q)
     q->pub.is_durable = r->durable;
     q->pub.arguments = copy_span(span_of(r->arguments.data, r->arguments.len));
     decode_members(r, q);
-    queue_settings_from(q->pub.arguments, &q->pub.settings);
-    q->pub.settings.metadata_version = 1;  // The arguments of a queue never change.
+    struct queue_settings settings;
+    queue_settings_from(q->pub.arguments, &settings);
+    q->pub.is_single_active = settings.is_single_active;
     warren__queue_record__free_unpacked(r, NULL);
     return true;
 }
@@ -187,8 +196,8 @@ static void members_told(struct broker *b, struct queue *q, const struct meta_ch
 static void queue_free(struct queue *q)
 {
     forget_destination(&q->incoming);
-    free_span(q->pub.name);
     free_span(q->pub.arguments);
+    free(q->founders);
     free(q);
 }
 
@@ -222,10 +231,12 @@ void queue_told(struct broker_vhost *v, struct span name, const struct meta_chan
     if (q) {
         queue_remove(v, q);  // Another queue of the same name, made while this node was behind.
     }
-    q = mem_zalloc(sizeof(*q));
+    const size_t size = offsetof(struct queue, name) + name.len;
+    q = mem_zalloc(size < sizeof(*q) ? sizeof(*q) : size);
     q->told = b->generation;
     q->vhost = v;
-    q->pub.name = copy_span(name);
+    memcpy(q->name, name.ptr, name.len);
+    q->pub.name = span_of(q->name, name.len);
     list_init(&q->incoming);
     list_init(&q->lost);
     if (!decode_queue(c, q)) {
@@ -234,7 +245,7 @@ void queue_told(struct broker_vhost *v, struct span name, const struct meta_chan
         queue_free(q);
         return;
     }
-    map_put_bytes(&v->queues, name, q);
+    map_put_bytes(&v->queues, q->pub.name, q);
     count_replicas(b, &q->pub.target, 1);
     resolve_waiting(v, name, true);
     start_replica(b, q, b->is_loaded);

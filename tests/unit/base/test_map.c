@@ -76,6 +76,36 @@ START_TEST(a_map_agrees_with_an_array_under_random_use)
 }
 END_TEST
 
+START_TEST(a_borrowing_map_has_the_keys_of_its_values)
+{
+    struct named {
+        char name[16];
+    } items[500], twin = {.name = "name-7"};
+    struct map m;
+    map_init_borrowed(&m);
+    for (uint32_t i = 0; i < 500; i++) {
+        snprintf(items[i].name, sizeof(items[i].name), "name-%u", i);
+        map_put_bytes(&m, span_str(items[i].name), &items[i]);
+    }
+    for (uint32_t i = 0; i < 500; i += 2) {
+        ck_assert_ptr_eq(map_remove_bytes(&m, span_str(items[i].name)), &items[i]);
+        memset(items[i].name, 0, sizeof(items[i].name));  // No longer the map's.
+    }
+    map_put_bytes(&m, span_str(twin.name), &twin);  // Replaces the value, so its key, too.
+    memset(items[7].name, 0, sizeof(items[7].name));
+    ck_assert_uint_eq(map_count(&m), 250);
+    for (uint32_t i = 1; i < 500; i += 2) {
+        ck_assert_ptr_eq(map_get_bytes(&m, span_str(i == 7 ? twin.name : items[i].name)), i == 7 ? &twin : &items[i]);
+    }
+    uint32_t pos = 0;
+    struct span key;
+    for (struct named *v; (v = map_next(&m, &pos, NULL, &key));) {
+        ck_assert_ptr_eq(key.ptr, v->name);
+    }
+    map_deinit(&m);
+}
+END_TEST
+
 START_TEST(entries_may_be_removed_while_iterating)
 {
     struct map m;
@@ -184,6 +214,7 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_test(t, iteration_is_the_order_of_insertion_whatever_was_removed);
     tcase_add_test(t, a_map_agrees_with_an_array_under_random_use);
+    tcase_add_test(t, a_borrowing_map_has_the_keys_of_its_values);
     tcase_add_test(t, entries_may_be_removed_while_iterating);
     tcase_add_test(t, a_list_keeps_order_and_survives_removal_while_walking);
     tcase_add_test(t, a_ring_passes_everything_in_order_between_threads);
