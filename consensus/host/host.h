@@ -83,8 +83,8 @@ void group_entry_read(struct group *g, struct glog_read *r);
 
 // ---- the driver's calls ----------------------------------------------------------------------------------------
 
-const struct net_upcalls *host_net_upcalls(struct host *h);  // For the net; frames of types the host does not know go to
-// the handler registered here (session frames, metastore frames, ...).
+const struct net_upcalls *host_net_upcalls(struct host *h);  // For the net.
+// Frames of types the host does not know go to the handler registered here (session frames, metastore frames, ...).
 typedef void host_frame_fn(void *ctx, uint32_t node, enum net_lane lane, const struct frame *f);
 void host_on_frames(struct host *h, uint16_t type_first, uint16_t type_last, host_frame_fn *fn, void *ctx);
 // Others who want to know of nodes and lanes (several may register; at start-up).

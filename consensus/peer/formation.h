@@ -59,6 +59,7 @@ struct admission_view {
     const char *missing;           // Names of voters that are away, for `reason`; "" if none.
     bool is_changing;              // Another change for this name is under way.
 };
+// Decides on one that asks; pure. `reason` is a text with ADMISSION_ASK and ADMISSION_WAIT, else empty.
 enum admission formation_admit(const struct admission_view *v, char reason[FORMATION_REASON_BYTES]);
 
 // Hash of a list of names, whatever their order and repetitions. 0 for an empty list.

@@ -16,7 +16,7 @@ struct alarms {
     uint32_t all;           // Of both.
 };
 
-void alarms_init(struct alarms *a, const char *node_name);
+void alarms_init(struct alarms *a, const char *node_name);  // Without alarms. `node_name` outlives it.
 void alarms_deinit(struct alarms *a);
 // Each returns whether `all` has changed. What comes and goes is logged.
 bool alarms_set_own(struct alarms *a, uint32_t bits);

@@ -19,11 +19,14 @@ struct alarm_limits {
     struct alarm_limit disk_free;  // Less is an alarm.
     struct alarm_limit memory;     // More is an alarm.
 };
+// RabbitMQ's defaults.
 void alarm_limits_default(struct alarm_limits *l);
+// The limit in bytes, where the memory in all is `memory_total`.
 uint64_t alarm_limit_bytes(const struct alarm_limit *l, uint64_t memory_total);
 
 // "50MB", "2GiB", "4096": a count of bytes, or with RabbitMQ's units. k M G T P (with or without iB) are binary, kB MB GB TB
 // PB decimal.
+// False: it is none of these, or too large; *out is left alone.
 bool size_parse(const char *text, uint64_t *out);
 // A number such as "0.4" or "1"; nothing behind it.
 bool share_parse(const char *text, double *out);

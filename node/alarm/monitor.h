@@ -26,13 +26,14 @@ struct monitor_view {
     uint64_t disk_limit, disk_free;  // UINT64_MAX: not known.
 };
 
+// Before the threads start. What `config` borrows outlives it. Never NULL.
 struct monitor *monitor_create(const struct monitor_config *config);
 // The first thing on the admin thread, with its loop, before it runs. The timers end with the loop.
 void monitor_begin(struct monitor *m, uv_loop_t *loop);
 // Worker 0. New limits: looked at once, told through `changed` if that changes an alarm, then `done` on worker 0. One call
 // at a time from worker 0; any number may be under way.
 void monitor_set_limits(struct monitor *m, const struct alarm_limits *limits, void (*done)(void *arg), void *arg);
-// Worker 0.
+// Worker 0: what was seen last; borrowed, changes with later posts.
 const struct monitor_view *monitor_view(const struct monitor *m);
 // After the admin thread and worker 0 have ended.
 void monitor_destroy(struct monitor *m);

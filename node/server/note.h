@@ -21,6 +21,6 @@ struct note {
 
 MUST_USE enum rc note_read(struct disk *d, struct note *out);  // RC_NO_FILE, RC_CORRUPT.
 MUST_USE enum rc note_write(struct disk *d, const struct note *t);  // Durable when it returns.
-MUST_USE enum rc note_remove(struct disk *d);
-// Erases logs, segments, metadata, the mark of a failed disk and, last, the identity.
+MUST_USE enum rc note_remove(struct disk *d);                       // Durable likewise. RC_NO_FILE.
+// Erases logs, segments, metadata, the mark of a failed disk and, last, the identity. May be repeated after a crash.
 MUST_USE enum rc note_wipe(struct disk *d);
