@@ -171,7 +171,7 @@ void member_ask(struct node *n, const char *via);  // Sends a JOIN there, if it 
 // Start-up, behind the recovery: sets is_lost if the node is to be replaced. Not if that was done for a failing disk in the last
 // ten minutes: told in the log, and it goes on as it is. Disk errors of writing the note.
 MUST_USE enum rc lost_check(struct node *n);
-void lost_ask(struct node *n);  // Worker 0, instead of forming: asks the members, one after another, to be replaced.
+void lost_ask(struct node *n);  // Worker 0, instead of forming: asks a member to be replaced, the one that decides if known.
 // Worker 0: it was (JOIN_OK). Leaves the note and starts the process anew, which wipes the data.
 void lost_granted(struct node *n, const struct join_reply *r);
 
