@@ -128,6 +128,10 @@ static void step(struct sim *s, uint32_t slot, bool is_churn)
     if (change.member.replica_id == 0 || !n->is_up || n->incarnation != incarnation) {
         return;
     }
+    struct sim_node *still = NULL;
+    if (sim_leader(s, slot, &still) != g || still != n) {
+        return;  // Making room for the one who joins took the leader away: it had led as a member no longer.
+    }
     const enum rc rc = group_change_members(g, &change);
     static const char *const names[] = {"learner joins", "is promoted", "leaves"};
     if (rc != RC_BUSY || s->is_verbose) {
