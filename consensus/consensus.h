@@ -3,9 +3,9 @@
 //
 // An engine is a pure step function per replica of a group: it takes one input, changes its own state and fills
 // a `consensus_out`. It does no I/O, never allocates on the data path, never calls out, reads no clock; it never
-// sees payloads, only indexes and terms. The host (consensus/host) executes what `out` says: it writes to the log, sends
-// messages and applies entries. Engines: raft (raft/), solo (solo/), later follow. Traits tell the conformance
-// suite (tests/unit/consensus/test_conformance.c) what to expect (decision 13).
+// sees payloads, only indexes and terms. The host (consensus/host) executes what `out` says: it writes to the
+// log, sends messages and applies entries. Engines: raft (raft/), solo (solo/), later follow. Traits tell the
+// conformance suite (tests/unit/consensus/test_conformance.c) what to expect (decision 13).
 //
 // Thread: a group belongs to one worker; everything here is called on that thread.
 #pragma once
@@ -36,8 +36,8 @@ MUST_USE enum rc config_decode(struct span bytes, struct config *out);  // `inde
 const struct member *config_find(const struct config *c, uint64_t replica_id);  // NULL if absent.
 const struct member *config_find_node(const struct config *c, uint32_t node_id);
 uint32_t config_voters(const struct config *c);
-// Copies `index` and the `count` members. Engines keep a configuration only as long as its members, so one borrowed from
-// a status is copied with this, never by assignment of the struct.
+// Copies `index` and the `count` members. Engines keep a configuration only as long as its members, so one
+// borrowed from a status is copied with this, never by assignment of the struct.
 static inline void config_copy(struct config *to, const struct config *from)
 {
     to->index = from->index;
@@ -76,11 +76,12 @@ struct consensus_msg {
     uint64_t from;  // Replica ids.
     uint64_t to;
     uint64_t term;        // Sender's term (PREVOTE: would-be term).
-    uint64_t index;       // VOTE/PREVOTE: last index. APPEND: previous index. APPEND_REPLY: see acked. DONE: snapshot's.
+    uint64_t index;       // VOTE/PREVOTE: last index. APPEND: previous index. APPEND_REPLY: see acked. DONE:
+                          // snapshot's.
     uint64_t index_term;  // Term of `index`.
     uint64_t commit;      // APPEND: leader's commit index.
-    uint64_t acked;       // APPEND_REPLY: min(durable, matched in this term) (P21); `index` = matched, durable or not, or the
-                          // refused previous index; `commit` = the follower's.
+    uint64_t acked;       // APPEND_REPLY: min(durable, matched in this term) (P21); `index` = matched,
+                          // durable or not, or the refused previous index; `commit` = the follower's.
     uint64_t hint_index;  // APPEND_REPLY rejected: where the logs may agree,
     uint64_t hint_term;   // and the follower's term there (engine-notes §1.6).
     uint64_t read_round;  // APPEND carries the newest round; the reply echoes it (P13). 0 none.
@@ -171,9 +172,10 @@ struct consensus_status {
     uint64_t snapshot;
     uint64_t log_epoch;
     bool is_ready;       // Leader whose term's no-op is committed and applied: may change members, serve reads.
-    const struct config *config;  // In force (effective when appended, P9). Borrowed from the replica until its next step;
-                                  // only members[0..count-1] exist: config_copy to keep it.
-    bool is_amnesiac;    // This replica lost what it had promised: it takes part in nothing and is to be replaced (law 2).
+    const struct config *config;  // In force (effective when appended, P9). Borrowed from the replica until
+                                  // its next step; only members[0..count-1] exist: config_copy to keep it.
+    bool is_amnesiac;    // This replica lost what it had promised: it takes part in nothing and is to be
+                         // replaced (law 2).
     uint32_t regressed_at;  // `regressed` by position in `config`: bit i.
     uint32_t regressed;  // Leader: peers found to have lost what they acknowledged; they count for nothing (law 2).
 };
@@ -215,8 +217,10 @@ struct consensus_ops {
     struct replica *(*create)(const struct replica_start *start);
     void (*destroy)(struct replica *r);
 
-    // Leader: takes `count` entries; they get indexes *first_out.. and *term_out. RC_NOT_LEADER; RC_BUSY during a transfer.
-    enum rc (*propose)(struct replica *r, uint32_t count, uint64_t *first_out, uint64_t *term_out, struct consensus_out *out);
+    // Leader: takes `count` entries; they get indexes *first_out.. and *term_out. RC_NOT_LEADER; RC_BUSY
+    // during a transfer.
+    enum rc (*propose)(struct replica *r, uint32_t count, uint64_t *first_out, uint64_t *term_out,
+                       struct consensus_out *out);
     // A message from another replica. The caller has checked that the message's payload is whole.
     void (*step)(struct replica *r, const struct consensus_msg *m, uint64_t now_ns, struct consensus_out *out);
     // A config entry among accepted or recovered ones, told right after it was appended.
@@ -230,8 +234,8 @@ struct consensus_ops {
     // deadline() is due. UINT64_MAX: no timer is wanted.
     uint64_t (*deadline)(const struct replica *r);
     void (*timeout)(struct replica *r, uint64_t now_ns, struct consensus_out *out);
-    // Liveness of a node changed (hint, decision 7). `rank_delay_ns` is drawn by the engine itself. Until told otherwise
-    // a replica takes every node for alive: after create, tell it of those that are not.
+    // Liveness of a node changed (hint, decision 7). `rank_delay_ns` is drawn by the engine itself. Until
+    // told otherwise a replica takes every node for alive: after create, tell it of those that are not.
     void (*node_alive)(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns, struct consensus_out *out);
     // The link to a node was reset: what was in flight may be lost.
     void (*link_reset)(struct replica *r, uint32_t node_id, uint64_t now_ns, struct consensus_out *out);
@@ -240,22 +244,25 @@ struct consensus_ops {
     void (*snapshot_ended)(struct replica *r, uint64_t replica_id, bool is_ok, uint64_t index, uint64_t now_ns,
                            struct consensus_out *out);
 
-    // Leader: next thing for peer number `i` of the config (0..count-1). After sending call sent(). For a snapshot: sent() when
-    // the transfer has begun, snapshot_ended() in any case when it is over.
+    // Leader: next thing for peer number `i` of the config (0..count-1). After sending call sent(). For a
+    // snapshot: sent() when the transfer has begun, snapshot_ended() in any case when it is over.
     void (*next_send)(struct replica *r, uint32_t i, struct consensus_send *out);
     void (*sent)(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t now_ns);
 
     enum rc (*read_barrier)(struct replica *r, uint64_t id, uint64_t now_ns, struct consensus_out *out);
     enum rc (*transfer)(struct replica *r, uint64_t replica_id, uint64_t now_ns, struct consensus_out *out);
-    enum rc (*change_members)(struct replica *r, const struct member_change *c, uint64_t now_ns, struct consensus_out *out);
-    // Follower: a snapshot from the leader is being received: no candidacy, no new entries until it is installed or given up.
+    enum rc (*change_members)(struct replica *r, const struct member_change *c, uint64_t now_ns,
+                              struct consensus_out *out);
+    // Follower: a snapshot from the leader is being received: no candidacy, no new entries until it is
+    // installed or given up.
     void (*snapshot_started)(struct replica *r, uint64_t now_ns);
     // A new local snapshot: the log before it may go. / A snapshot from the leader replaced everything.
-    // Never for a log that holds the entry (term_at(index) == term): behind it may be entries this replica acknowledged.
+    // Never for a log that holds the entry (term_at(index) == term): behind it may be entries this replica
+    // acknowledged.
     // Such a snapshot is not taken; once durable >= index it is answered as installed.
     void (*snapshot_taken)(struct replica *r, uint64_t index, uint64_t term);
-    void (*snapshot_installed)(struct replica *r, uint64_t index, uint64_t term, const struct config *c, uint64_t now_ns,
-                               struct consensus_out *out);
+    void (*snapshot_installed)(struct replica *r, uint64_t index, uint64_t term, const struct config *c,
+                               uint64_t now_ns, struct consensus_out *out);
     // For engines whose leader is chosen outside; else NULL.
     void (*epoch_granted)(struct replica *r, uint64_t epoch, uint64_t leader, const struct config *c, uint64_t now_ns,
                           struct consensus_out *out);
@@ -265,8 +272,8 @@ struct consensus_ops {
     void (*status)(const struct replica *r, struct consensus_status *out);
     uint64_t (*term_at)(const struct replica *r, uint64_t index);  // 0 if unknown (compacted or beyond the end).
     void (*check)(const struct replica *r);                        // Asserts the full invariant.
-    // Damage was found in what this replica has on disk: from now on it is what `is_amnesiac` makes of it at a start. A leader
-    // asks a successor to take over.
+    // Damage was found in what this replica has on disk: from now on it is what `is_amnesiac` makes of it at
+    // a start. A leader asks a successor to take over.
     void (*lost_memory)(struct replica *r, uint64_t now_ns, struct consensus_out *out);
 };
 
@@ -315,7 +322,7 @@ struct fsm_ops {
     enum rc (*restore_end)(void *ctx, uint64_t index);
     // Estimated bytes of a snapshot now (decides when one is worth it).
     uint64_t (*size_estimate)(void *ctx);
-    // How many entries the state refers to now: the size of the live set, or an upper bound. NULL: not known; then only the
-    // log's growth decides when a snapshot is worth it.
+    // How many entries the state refers to now: the size of the live set, or an upper bound. NULL: not known;
+    // then only the log's growth decides when a snapshot is worth it.
     uint64_t (*live_count)(void *ctx);
 };

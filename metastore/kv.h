@@ -104,10 +104,11 @@ MUST_USE enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **o
 MUST_USE enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv **out);
 // No generation is the published one any more; durable. For a node that begins a new life.
 MUST_USE enum rc kv_lmdb_forget(const char *dir);
-// Room. LMDB cannot go on after a commit that met a full disk, so its blocks are allocated first; without room it waits, on its
-// thread. Any thread: one does.
+// Room. LMDB cannot go on after a commit that met a full disk, so its blocks are allocated first; without
+// room it waits, on its thread. Any thread: one does.
 bool kv_lmdb_is_short(void);
-// Before the meta thread is stopped: commits wait no more. One for which there is no room is dropped; the log has its content.
+// Before the meta thread is stopped: commits wait no more. One for which there is no room is dropped; the log
+// has its content.
 void kv_lmdb_stop_waiting(void);
 // For tests: asked instead of the file system. Returns 0 or an errno; NULL: the file system again.
 void kv_lmdb_set_allocate(int (*fn)(int fd, uint64_t bytes));

@@ -7,8 +7,8 @@
 // in force (P11). MDB_NOMETASYNC: a commit syncs the data pages but not the page that names them, so a crash
 // may fall back by a transaction or so, never into a mix; mdb_env_sync makes the last commit durable.
 // MDB_NOTLS: readers move between threads (begun on the meta thread, walked on the cold one). Never
-// MDB_NOSYNC (decision 12). A commit that meets a full disk loses its transaction, whose commands were answered already (the
-// Raft log has them): so its blocks are allocated before it is begun, and without room it waits.
+// MDB_NOSYNC (decision 12). A commit that meets a full disk loses its transaction, whose commands were
+// answered already (the Raft log has them): so its blocks are allocated before it is begun, and without room it waits.
 // LMDB has no checksums: rows carry their own (tree_rows.c), and kv_lmdb_guard
 // turns what a damaged file does to the library (faults, failed checks) into RC_CORRUPT while the start-up
 // check reads everything once. This is a driver: it is the one file of metastore/ that calls the file system.
@@ -69,7 +69,8 @@ static enum rc rc_of(int e)
         return RC_IO;
     default:
         log_error("metadata store: lmdb: %s", mdb_strerror(e));
-        // LMDB's own codes say that what it found makes no sense, and so do EINVAL and EFBIG (a map larger than any file).
+        // LMDB's own codes say that what it found makes no sense, and so do EINVAL and EFBIG (a map larger
+        // than any file).
         return e < 0 || e == EINVAL || e == EFBIG ? RC_CORRUPT : RC_IO;
     }
 }
@@ -168,8 +169,8 @@ static void close_cursors(struct lmdb_txn *t)
 // ---- room -------------------------------------------------------------------------------------------------
 
 enum {
-    // A commit is begun only with so much allocated behind the last page in use: a bit, and thrice what was put, for pages are
-    // copied on write and split. (What a commit frees is used by the one after the next.)
+    // A commit is begun only with so much allocated behind the last page in use: a bit, and thrice what was
+    // put, for pages are copied on write and split. (What a commit frees is used by the one after the next.)
     COMMIT_BYTES = 1 << 20,
     COMMIT_FACTOR = 3,
     ROOM_RETRY_NS = 100000000,
@@ -205,7 +206,8 @@ static bool has_room(struct kv_lmdb *k, uint64_t need)
     MDB_envinfo info;
     MDB_stat s;
     mdb_filehandle_t fd;
-    if (k->allocated == UINT64_MAX || mdb_env_info(k->env, &info) != 0 || mdb_env_stat(k->env, &s) != 0 || mdb_env_get_fd(k->env, &fd) != 0) {
+    if (k->allocated == UINT64_MAX || mdb_env_info(k->env, &info) != 0 || mdb_env_stat(k->env, &s) != 0 ||
+        mdb_env_get_fd(k->env, &fd) != 0) {
         return true;
     }
     const uint64_t end = (info.me_last_pgno + 1) * s.ms_psize + need;

@@ -254,8 +254,8 @@ void group_fail(struct group *g, enum rc rc, const char *what)
     }
 }
 
-// Damage was found in what the group has on disk: it neither votes nor acknowledges from now on, as after a start that finds
-// it, and its leader can tell (law 2). What cannot be read is not applied, so nothing is any more.
+// Damage was found in what the group has on disk: it neither votes nor acknowledges from now on, as after a
+// start that finds it, and its leader can tell (law 2). What cannot be read is not applied, so nothing is any more.
 void group_lost(struct group *g)
 {
     if (group_is_gone(g) || (g->flags & GROUP_LOST)) {
@@ -350,7 +350,8 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
         g->log = store_glog_find(h->store, spec->group);
     }
     if (g->log == NULL) {
-        g->log = start.is_amnesiac ? store_glog_create_lost(h->store, spec->group) : store_glog_create(h->store, spec->group);
+        g->log = start.is_amnesiac ? store_glog_create_lost(h->store, spec->group)
+                                   : store_glog_create(h->store, spec->group);
     }
     g->replica = ops->create(&start);
     keep_applied_config(g, spec, &start);

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The host's loop turn, and what holds its parts together.
 //
-// Problem: one worker runs up to a hundred thousand replicas; most are idle, some are very busy. Idea: inputs (frames, WAL
-// completions, proposals) step an engine at once but only collect what follows from it; groups with something to do
-// stand on the ready list; host_turn works the list off, then everything that was collected leaves together: one WAL
-// submission, one frame per peer, lane and kind.
+// Problem: one worker runs up to a hundred thousand replicas; most are idle, some are very busy. Idea: inputs
+// (frames, WAL completions, proposals) step an engine at once but only collect what follows from it; groups
+// with something to do stand on the ready list; host_turn works the list off, then everything that was
+// collected leaves together: one WAL submission, one frame per peer, lane and kind.
 //
 // Order of a turn: timers -> liveness walks -> retries -> ready groups (role, apply, send) until none is ready or the
 // turn's share is used -> frames -> WAL submission with its notes -> net flush -> answers to read barriers.
 //
-// Invariants: a group is on the ready list iff it has a flag of work and is not gone; on the dirty list iff it laid down
-// something (or holds gated messages) since the last submission. No upcall to a state machine or client happens inside a
-// call of theirs.
+// Invariants: a group is on the ready list iff it has a flag of work and is not gone; on the dirty list iff
+// it laid down something (or holds gated messages) since the last submission. No upcall to a state machine or
+// client happens inside a call of theirs.
 #include "consensus/host/host_core.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -244,9 +244,10 @@ void host_room(struct host *h)
 
 // ---- the turn ----------------------------------------------------------------------------------------------------
 
-// A group that campaigns has messages on their way to all members and waits for a sync of the disk. If a hundred thousand did
-// so at once, answers would take seconds, time-outs would repeat what is still queued, and beats would be stuck behind
-// votes: nothing would come to an end. So those above a number wait for the others, in order. True: `g` is put off.
+// A group that campaigns has messages on their way to all members and waits for a sync of the disk. If a
+// hundred thousand did so at once, answers would take seconds, time-outs would repeat what is still queued,
+// and beats would be stuck behind votes: nothing would come to an end. So those above a number wait for the
+// others, in order. True: `g` is put off.
 static bool is_put_off(struct host *h, struct group *g)
 {
     if (g->leader_node == h->config.node_id || (g->flags & GROUP_CAMPAIGNS) || h->campaigns < HOST_CAMPAIGNS_MAX) {

@@ -22,8 +22,9 @@ struct host_config {
     struct exec *cold;
     void (*wal_submit)(void *ctx, struct wal_submission *s);
     void *wal_submit_ctx;
-    // Which worker of this node owns a group, and how to hand a frame (or the part of one that concerns that worker) over to
-    // it: the bytes are to be copied and passed there to the host's frame upcall. Both NULL with one worker.
+    // Which worker of this node owns a group, and how to hand a frame (or the part of one that concerns that
+    // worker) over to it: the bytes are to be copied and passed there to the host's frame upcall. Both NULL
+    // with one worker.
     uint32_t (*worker_of)(void *ctx, uint64_t group);
     void (*pass_on)(void *ctx, uint32_t worker, uint32_t node, enum net_lane lane, uint16_t type, struct span envelope,
                     struct span raw);

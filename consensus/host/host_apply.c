@@ -2,12 +2,12 @@
 // Applying: committed entries that are durable here go to the state machine, in order, each once.
 //
 // Entries in memory are passed in batches straight from the arena. If the next one is not in memory the group is
-// catching up: a cold read brings the next stretch, is applied when it comes, and so on. `handed` is what the machine was
-// given; a machine on another thread applies later and says so (group_applied), and is never more than
+// catching up: a cold read brings the next stretch, is applied when it comes, and so on. `handed` is what the
+// machine was given; a machine on another thread applies later and says so (group_applied), and is never more than
 // HOST_APPLY_AHEAD entries behind.
 //
-// The configuration at the applied index is needed for snapshots. It is the engine's, unless a later one was appended and
-// is not applied yet: only then a copy of the older one is kept.
+// The configuration at the applied index is needed for snapshots. It is the engine's, unless a later one was
+// appended and is not applied yet: only then a copy of the older one is kept.
 #include "consensus/host/host_core.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -214,8 +214,12 @@ void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t 
         c->indexes[n] = first + n;
         n++;
     }
-    c->read = (struct glog_read){
-        .group = g->id, .indexes = c->indexes, .indexes_count = n, .bytes_max = bytes_max, .done = cold_done, .owner = c};
+    c->read = (struct glog_read){.group = g->id,
+                                 .indexes = c->indexes,
+                                 .indexes_count = n,
+                                 .bytes_max = bytes_max,
+                                 .done = cold_done,
+                                 .owner = c};
     buf_init(&c->read.bytes);
     group_ref(g);
     if (node == g->host->config.node_id) {

@@ -20,7 +20,8 @@ enum {
     HOST_COLD_BYTES = 1 << 20,
     HOST_FRAGMENTS = 4,               // Fragments to one peer without echo: small frames pass in between.
     HOST_WALK_BATCH = 256,            // Groups told of a node's liveness per turn (P15).
-    HOST_TIMER_BATCH = 512,           // Deadlines that had come, per turn: a storm must not keep the loop from its sockets.
+    HOST_TIMER_BATCH = 512,           // Deadlines that had come, per turn: a storm must not keep the loop
+                                      // from its sockets.
     HOST_READY_BATCH = 2048,          // Ready groups run per turn, for the same reason.
     HOST_CAMPAIGNS_MAX = 2048,        // Groups that ask for votes at a time; the others wait for them,
     HOST_HANDLERS = 16,
@@ -137,7 +138,8 @@ struct fragment_send {
     struct group *group;  // NULL: none. Holds a reference.
     struct consensus_msg msg;
     uint64_t offset, total;
-    struct block *block;  // Holds the record (a large one, or one that came from disk); NULL: looked up in memory each time.
+    struct block *block;  // Holds the record (a large one, or one that came from disk); NULL: looked up in
+                          // memory each time.
     const uint8_t *ptr;   // The record in it.
     uint64_t marks[HOST_FRAGMENTS];  // peer.sent after the latest fragments (ring).
     uint64_t count;       // Fragments of it sent.
@@ -302,7 +304,8 @@ void group_lost(struct group *g);
 // host_timer.c
 void host_timer_set(struct group *g, uint64_t deadline);
 void host_timer_remove(struct group *g);                       // Before it is freed.
-struct group *host_timer_due(struct host *h, uint64_t now);    // One whose deadline has come; stays until it is set anew.
+// One whose deadline has come; stays until it is set anew.
+struct group *host_timer_due(struct host *h, uint64_t now);
 uint64_t host_timer_next(const struct host *h);                // Never later than the earliest deadline.
 
 // host_send.c

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Liveness of nodes, told to the groups it concerns (engine-notes §7.5, P15).
 //
-// A verdict or a reset link concerns up to every group of the worker. Each peer has one walk at a time: "down" goes first
-// over the groups led from that node, then over all; "up" and "reset" over all. A walk tells HOST_WALK_BATCH groups a turn.
-// What is due next waits as three bits, in the order down, up, reset, so that a group always hears the last verdict last,
-// and a node that died and came back has been dead in between.
+// A verdict or a reset link concerns up to every group of the worker. Each peer has one walk at a time:
+// "down" goes first over the groups led from that node, then over all; "up" and "reset" over all. A walk
+// tells HOST_WALK_BATCH groups a turn.
+// What is due next waits as three bits, in the order down, up, reset, so that a group always hears the last
+// verdict last, and a node that died and came back has been dead in between.
 //
 // A group that joins while a walk is under way was told at its adding; being told twice does no harm.
 #include "consensus/host/host_core.h"

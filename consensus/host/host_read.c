@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Read barriers: "everything committed before this call is applied here", proven by a majority.
 //
-// The engine proves leadership by a round (Raft §6.4, P13) and names an index; the barrier is answered when that index is
-// applied. Barriers of a group stand in its list; one that is finished moves to the host's list and is answered at
-// the end of the turn, never inside a call.
+// The engine proves leadership by a round (Raft §6.4, P13) and names an index; the barrier is answered when
+// that index is applied. Barriers of a group stand in its list; one that is finished moves to the host's list
+// and is answered at the end of the turn, never inside a call.
 #include "consensus/host/host_core.h"
 #include <assert.h>
 #include <stdlib.h>

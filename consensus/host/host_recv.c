@@ -5,8 +5,8 @@
 // indexes and terms the header promises. Then what the engine accepted is laid down. A frame that does not decode, or
 // whose records do not fit its headers, is dropped and counted: the sender's engine finds out by the missing answer.
 //
-// A message for another replica than ours, or for a group we do not have, changes nothing (P19): the sender is told, and
-// the owner of this host may look the group up.
+// A message for another replica than ours, or for a group we do not have, changes nothing (P19): the sender
+// is told, and the owner of this host may look the group up.
 #include "consensus/host/host_core.h"
 #include "node/base/crc32c.h"
 #include <assert.h>
@@ -209,7 +209,9 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
     struct fragment_receive *r = &in->assembly;
     if (w->offset == 0) {
         assembly_drop(in);
-        if (a->bytes < RECORD_HEADER_BYTES || a->bytes > RECORD_PAYLOAD_MAX + RECORD_HEADER_BYTES + RECORD_ALIGN || a->count != 1 || a->group == 0) {
+        if (a->bytes < RECORD_HEADER_BYTES ||
+            a->bytes > RECORD_PAYLOAD_MAX + RECORD_HEADER_BYTES + RECORD_ALIGN || a->count != 1 ||
+            a->group == 0) {
             h->metrics.malformed++;
             return;
         }
@@ -223,7 +225,8 @@ static void on_fragment(struct host *h, uint32_t node, const struct frame *f)
         assembly_drop(in);  // Pieces of something that was broken off.
         return;
     }
-    // Memory grows with what arrived, never with what was announced. Summed while it is at hand: the whole is not read again.
+    // Memory grows with what arrived, never with what was announced. Summed while it is at hand: the whole is
+    // not read again.
     r->sum = crc32c_copy(r->sum, buf_extend(&r->bytes, f->raw.len), f->raw.ptr, f->raw.len);
     if (r->bytes.len == a->bytes) {
         uint32_t worker;

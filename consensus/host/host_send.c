@@ -96,7 +96,8 @@ static void append_flush(struct host *h, struct peer *p)
     }
     pack_total(&p->append, p->sent);
     struct net *net = h->config.net;
-    const enum rc rc = net->send(net, p->node, LANE_LOG, FRAME_APPEND, buf_span(&p->append), p->iov, p->iov_count, false);
+    const enum rc rc =
+        net->send(net, p->node, LANE_LOG, FRAME_APPEND, buf_span(&p->append), p->iov, p->iov_count, false);
     p->append.len = 0;
     p->iov_count = 0;
     p->raw_bytes = 0;
@@ -337,9 +338,10 @@ static void fragment_end(struct peer *p)
     group_unref(g);
 }
 
-// The record is kept until it was sent, whatever the log does with its memory: a peer that stands still is given up after
-// two seconds, and two peers must not read the same large record from disk. Takes `block`.
-static void fragment_start(struct group *g, struct peer *p, const struct consensus_msg *m, uint64_t total, struct block *block, const uint8_t *ptr)
+// The record is kept until it was sent, whatever the log does with its memory: a peer that stands still is
+// given up after two seconds, and two peers must not read the same large record from disk. Takes `block`.
+static void fragment_start(struct group *g, struct peer *p, const struct consensus_msg *m, uint64_t total,
+                           struct block *block, const uint8_t *ptr)
 {
     struct fragment_send *f = &p->fragment;
     assert(f->group == NULL);
@@ -379,8 +381,8 @@ static bool send_entries(struct group *g, struct peer *p, uint32_t i, struct con
         m->count = 0;
         m->runs_count = 0;
         const enum rc rc = glog_ranges(g->log, m->index + 1, s->last, LIMIT_FRAME_BYTES - p->raw_bytes,
-                                       p->iov + p->iov_count, HOST_FRAME_IOV - p->iov_count, &ranges, &m->count, m->runs,
-                                       CONSENSUS_TERM_RUNS, &m->runs_count);
+                                       p->iov + p->iov_count, HOST_FRAME_IOV - p->iov_count, &ranges,
+                                       &m->count, m->runs, CONSENSUS_TERM_RUNS, &m->runs_count);
         if (rc == RC_COLD) {
             host_cold_start(g, p->node, m->to, m->index + 1, s->last, LIMIT_FRAME_BYTES);
             return false;
@@ -439,7 +441,8 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
         }
         if (s.kind == SEND_SNAPSHOT) {
             if (host_snapshot_is_sending(g, s.to->replica_id)) {
-                g->ops->sent(g->replica, i, s.msg.index, host_now(h));  // It asks anew, after a reset: still the same one.
+                // It asks anew, after a reset: still the same one.
+                g->ops->sent(g->replica, i, s.msg.index, host_now(h));
             } else if (!host_snapshot_send(g, p->node, s.to->replica_id)) {
                 return;
             }
@@ -620,8 +623,8 @@ static enum rc fragment_ranges(struct peer *p, struct iovec *iov, int *ranges)
     uint8_t runs_count;
     uint32_t entries;
     const uint64_t index = f->msg.index + 1;
-    const enum rc rc = glog_ranges(f->group->log, index, index, LIMIT_FRAME_BYTES, iov, HOST_FRAME_IOV, ranges, &entries,
-                                   runs, 1, &runs_count);
+    const enum rc rc = glog_ranges(f->group->log, index, index, LIMIT_FRAME_BYTES, iov, HOST_FRAME_IOV,
+                                   ranges, &entries, runs, 1, &runs_count);
     if (rc == RC_COLD) {
         f->is_reading = true;
         host_cold_start(f->group, p->node, f->msg.to, index, index, LIMIT_FRAME_BYTES);

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Snapshots: when one is worth taking, sending the current one to a member that is behind, receiving, loading.
 //
-// A transfer goes piece by piece over the bulk lane. The sender reads a piece on the cold thread, sends it in frames, and
-// reads the next when the receiver has written this one. Every answer names the position the receiver wants next, so
-// both ends find each other again after a lost frame, a reset link or a restart of either: the sender repeats a
-// piece without answer, or goes where the receiver is.
+// A transfer goes piece by piece over the bulk lane. The sender reads a piece on the cold thread, sends it in
+// frames, and reads the next when the receiver has written this one. Every answer names the position the
+// receiver wants next, so both ends find each other again after a lost frame, a reset link or a restart of
+// either: the sender repeats a piece without answer, or goes where the receiver is.
 //
-// Receiving: pieces are written to a segment under construction. From the moment the last one is handed to the store until
-// the engine knows of the new state the group is INSTALLING: nothing else reaches it (no appends, no votes, no timers, no
-// proposals; engine-notes §1.8). Then the state machine is restored (LOADING: nothing is applied meanwhile).
+// Receiving: pieces are written to a segment under construction. From the moment the last one is handed to
+// the store until the engine knows of the new state the group is INSTALLING: nothing else reaches it (no
+// appends, no votes, no timers, no proposals; engine-notes §1.8). Then the state machine is restored
+// (LOADING: nothing is applied meanwhile).
 //
 // While a snapshot is being sent or received no local one is begun, so the one on its way stays current.
 // Every transfer ends: done, refused, link dead, or HOST_TRANSFER_NS without progress (law 4).
@@ -51,7 +52,7 @@ struct snap_receive {
     uint64_t progress;
 };
 
-// ---- taking ----------------------------------------------------------------------------------------------------------
+// ---- taking -----------------------------------------------------------------------------------------------
 
 bool host_snapshot_is_sending(const struct group *g, uint64_t replica)
 {
@@ -95,9 +96,10 @@ bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
     return true;
 }
 
-// A backlog that was retired to segments and has been consumed since: a snapshot lets go of it. The log may have hardly grown,
-// and no log file may be retired for long, so this is looked at whenever something was applied. With each snapshot a quarter
-// of what is there dies, so a drain takes few of them; what is left at the end is small for every group and for all of them.
+// A backlog that was retired to segments and has been consumed since: a snapshot lets go of it. The log may
+// have hardly grown, and no log file may be retired for long, so this is looked at whenever something was
+// applied. With each snapshot a quarter of what is there dies, so a drain takes few of them; what is left at
+// the end is small for every group and for all of them.
 static bool has_dead(struct group *g)
 {
     uint64_t entries = 0;
@@ -116,7 +118,8 @@ static bool has_dead(struct group *g)
 // Is a snapshot worth its writing? The log since the last one must be several times the size of the state.
 void host_snapshot_consider(struct group *g)
 {
-    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) || glog_snapshot_is_coming(g->log)) {
+    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) ||
+        glog_snapshot_is_coming(g->log)) {
         return;
     }
     const uint64_t bytes = glog_bytes_since_snapshot(g->log);
@@ -127,7 +130,7 @@ void host_snapshot_consider(struct group *g)
     }
 }
 
-// ---- loading -----------------------------------------------------------------------------------------------------------
+// ---- loading ----------------------------------------------------------------------------------------------
 
 struct snap_load {
     struct glog_snapshot_load load;
@@ -180,7 +183,7 @@ void host_snapshot_load(struct group *g)
     glog_snapshot_load_start(g->log, &s->load);
 }
 
-// ---- sending -----------------------------------------------------------------------------------------------------------
+// ---- sending ----------------------------------------------------------------------------------------------
 
 static void send_free(struct snap_send *s)
 {
@@ -370,7 +373,8 @@ void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f)
     }
     list_each(l, &h->snap_sends) {
         struct snap_send *s = list_entry(l, struct snap_send, link);
-        if (s->group->id != a->group || s->node != node || s->replica != a->from || s->info.index != a->index || s->is_over) {
+        if (s->group->id != a->group || s->node != node || s->replica != a->from ||
+            s->info.index != a->index || s->is_over) {
             continue;
         }
         if (a->is_done || a->is_failed) {
@@ -393,7 +397,7 @@ void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f)
     }
 }
 
-// ---- receiving ---------------------------------------------------------------------------------------------------------
+// ---- receiving --------------------------------------------------------------------------------------------
 
 static void answer(struct host *h, uint32_t node, const struct snap_receive *r, bool is_done, bool is_failed)
 {
@@ -589,7 +593,8 @@ static void receive_bytes(struct host *h, struct snap_receive *r, const Cluster_
     }
 }
 
-static void receive_piece(struct host *h, struct group *g, uint32_t node, const Cluster__SnapshotPiece *w, struct span raw)
+static void receive_piece(struct host *h, struct group *g, uint32_t node, const Cluster__SnapshotPiece *w,
+                          struct span raw)
 {
     struct glog_snapshot_info info;
     struct consensus_status st;
@@ -653,10 +658,10 @@ void host_snapshot_on_piece(struct host *h, uint32_t node, const struct frame *f
     }
 }
 
-// ---- time and links ----------------------------------------------------------------------------------------------------
+// ---- time and links ---------------------------------------------------------------------------------------
 
-// The receiver may not know that we lead (what told it came while it installed an earlier snapshot): an append before the
-// first index says no more than that.
+// The receiver may not know that we lead (what told it came while it installed an earlier snapshot): an
+// append before the first index says no more than that.
 static void introduce(struct snap_send *s, uint64_t term)
 {
     const struct consensus_msg m = {.type = MSG_APPEND,

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Deadlines of groups: a heap that holds only groups with one, so that an idle group costs nothing.
 //
-// Problem: in an election of a hundred thousand groups every step of every engine moves its group's deadline, nearly always
-// to a later time. Idea: the heap has the time beside the group (four children in one cache line, and no group is touched
-// to compare), and a deadline that moves to a later time, or goes away, leaves the heap as it is: the entry is put right
-// when its time has come. So host_timer_next may be early by a turn that finds nothing due.
+// Problem: in an election of a hundred thousand groups every step of every engine moves its group's deadline,
+// nearly always to a later time. Idea: the heap has the time beside the group (four children in one cache
+// line, and no group is touched to compare), and a deadline that moves to a later time, or goes away, leaves
+// the heap as it is: the entry is put right when its time has come. So host_timer_next may be early by a turn
+// that finds nothing due.
 //
 // A group's place in the heap stands in the group (heap_pos). Equal times come in the order of group ids: no behaviour
 // depends on addresses.

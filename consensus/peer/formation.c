@@ -3,8 +3,9 @@
 //
 // Problem: blank nodes start in any order and may find the others blank, members, or away; never may two clusters come
 // out of one list, also when some of the disks were wiped.
-// Idea: all blank nodes with the same list agree on one name that may found, the first; and it does so only while it sees
-// every listed node blank with that list. A listed node that is a member (or away, so that it may be one) forbids it.
+// Idea: all blank nodes with the same list agree on one name that may found, the first; and it does so only
+// while it sees every listed node blank with that list. A listed node that is a member (or away, so that it
+// may be one) forbids it.
 // So a second founding from one list needs that no member of it is left anywhere.
 //
 // Order of the checks: member; nothing listed but ourselves; somebody is a member; somebody is missing; somebody has
@@ -141,8 +142,8 @@ void formation_decide(const struct formation_self *self, const struct formation_
     say(out, "waiting for %s, the first by name, to found the cluster", first);
 }
 
-// A lost member's place is given away only by the leader of the metadata group, and only while a majority of that group's
-// voters are here without the lost one: what a majority had promised is then known to those that are left.
+// A lost member's place is given away only by the leader of the metadata group, and only while a majority of
+// that group's voters are here without the lost one: what a majority had promised is then known to those that are left.
 enum admission formation_admit(const struct admission_view *v, char reason[FORMATION_REASON_BYTES])
 {
     reason[0] = '\0';
@@ -152,11 +153,12 @@ enum admission formation_admit(const struct admission_view *v, char reason[FORMA
     if (!v->is_leading) {
         const bool can_ask = v->leader && v->leader[0] != '\0';
         if (can_ask) {
-            snprintf(reason, FORMATION_REASON_BYTES, "the name belongs to a member with another disk; %s decides", v->leader);
+            snprintf(reason, FORMATION_REASON_BYTES,
+                     "the name belongs to a member with another disk; %s decides", v->leader);
         } else {
             snprintf(reason, FORMATION_REASON_BYTES,
-                     "the name belongs to a member with another disk. It is replaced once the metadata group has a leader, for which it needs a majority "
-                     "of the members that have theirs%s%s",
+                     "the name belongs to a member with another disk. It is replaced once the metadata group "
+                     "has a leader, for which it needs a majority of the members that have theirs%s%s",
                      v->missing[0] ? "; missing: " : "", v->missing);
         }
         return can_ask ? ADMISSION_ASK : ADMISSION_WAIT;
@@ -166,7 +168,9 @@ enum admission formation_admit(const struct admission_view *v, char reason[FORMA
         return ADMISSION_WAIT;
     }
     if (v->voters_up * 2 <= v->voters) {
-        snprintf(reason, FORMATION_REASON_BYTES, "the member of this name has lost its disk; it is replaced when a majority of the others is there: %s missing",
+        snprintf(reason, FORMATION_REASON_BYTES,
+                 "the member of this name has lost its disk; it is replaced when a majority of the others is "
+                 "there: %s missing",
                  v->missing[0] ? v->missing : "nobody is");
         return ADMISSION_WAIT;
     }

@@ -98,7 +98,8 @@ enum peer_refusal hello_judge(const struct peer_hello *own, const struct peer_he
                  peer->name, peer->protocol_min, peer->protocol_max, own->name, own->protocol_min, own->protocol_max);
         return REFUSED_VERSION;
     }
-    if (memcmp(own->cluster_id, blank, CLUSTER_ID_BYTES) != 0 && memcmp(peer->cluster_id, blank, CLUSTER_ID_BYTES) != 0 &&
+    if (memcmp(own->cluster_id, blank, CLUSTER_ID_BYTES) != 0 &&
+        memcmp(peer->cluster_id, blank, CLUSTER_ID_BYTES) != 0 &&
         memcmp(own->cluster_id, peer->cluster_id, CLUSTER_ID_BYTES) != 0) {
         snprintf(text_out, PEER_TEXT_MAX + 1, "%s and %s are members of different clusters", own->name, peer->name);
         return REFUSED_CLUSTER;

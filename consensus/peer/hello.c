@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hello, proof and beat to and from protobuf (hello.h). Rare messages (a handshake each, ten beats a second): protobuf-c's
-// own allocation is good enough. The decoders copy into structs of fixed size and so bound every string at once.
+// Hello, proof and beat to and from protobuf (hello.h). Rare messages (a handshake each, ten beats a second):
+// protobuf-c's own allocation is good enough. The decoders copy into structs of fixed size and so bound every
+// string at once.
 #include "consensus/peer/hello.h"
 #include "consensus/peer/pb.h"
 #include "proto/cluster_peer.pb-c.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What nodes tell each other: hello, proof, beat (proto/cluster_peer.proto) as plain structs, to and from frames' envelopes.
+// What nodes tell each other: hello, proof, beat (proto/cluster_peer.proto) as plain structs, to and from
+// frames' envelopes.
 //
 // Pure. Decoders take hostile bytes: every length is checked, nothing is kept of what they borrow from.
 #pragma once

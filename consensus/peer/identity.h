@@ -31,9 +31,9 @@ static inline bool identity_is_blank(const struct identity *id)
 // Disk errors as they are.
 MUST_USE enum rc identity_open(struct disk *disk, const char *name, void (*random)(void *to, uint64_t bytes),
                                struct identity *out);
-// Writes the file of a blank directory whose store id is known to others already, with the last incarnation used with it. Before
-// identity_open, which raises that. On disk when it returns RC_OK; disk errors as they are.
+// Writes the file of a blank directory whose store id is known to others already, with the last incarnation
+// used with it. Before identity_open, which raises that. On disk when it returns RC_OK; disk errors as they are.
 MUST_USE enum rc identity_make(struct disk *disk, const char *name, const uint8_t *store_id, uint64_t incarnation);
 // Becomes a member: sets the fields in `id` and writes the file. Only for a blank node.
-MUST_USE enum rc identity_set_member(struct disk *disk, struct identity *id, const uint8_t *cluster_id, uint32_t node_id,
-                                     uint64_t replica_id);
+MUST_USE enum rc identity_set_member(struct disk *disk, struct identity *id, const uint8_t *cluster_id,
+                                     uint32_t node_id, uint64_t replica_id);

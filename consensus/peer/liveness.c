@@ -3,8 +3,9 @@
 //
 // Problem: groups shall campaign within milliseconds of a process that is gone, not before it of one that is slow, and
 // must not take a node for alive that hears nothing of us.
-// Idea: a process that is gone has its connections closed by its kernel and its port refuses: that is *dead*, known in a
-// round trip. A close alone may be a lost link: *suspect* if it is not back in 150 ms. Silence: *suspect* after 1,000 ms.
+// Idea: a process that is gone has its connections closed by its kernel and its port refuses: that is *dead*,
+// known in a round trip. A close alone may be a lost link: *suspect* if it is not back in 150 ms. Silence:
+// *suspect* after 1,000 ms.
 // Silence has two halves, no beats from it and no beats of ours echoed by it; a cut of one direction is the second.
 //
 // Verdict table (rows: now, columns: input; - is no change)

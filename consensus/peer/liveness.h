@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The failure detector of one peer (decision 7, engine-notes §7.5): hears of beats and links, says alive, suspect, dead.
+// The failure detector of one peer (decision 7, engine-notes §7.5): hears of beats and links, says alive,
+// suspect, dead.
 //
 // Pure: time comes in as `now` (monotonic ns), verdicts go out in `struct liveness_out`. All verdicts are hints.
 // Owner thread: whoever owns the peer. No allocation.

@@ -5,15 +5,15 @@
 // which queues the bytes as they are and frees the parcel once the real net was flushed. In: worker 0 writes what its
 // upcalls bring into one buffer of events per worker and posts that at the start of the turn that follows.
 //
-// What the others' nets answer (connected? how much is queued?) is published by worker 0 at the end of each of its turns,
-// per node and lane. A connection has a number (epoch), which rises with each reset upcall. A worker's net is connected
-// if the published epoch is the one it was told of; bytes for an older epoch are dropped on worker 0, so nothing said
-// before a reset appears behind it.
+// What the others' nets answer (connected? how much is queued?) is published by worker 0 at the end of each
+// of its turns, per node and lane. A connection has a number (epoch), which rises with each reset upcall. A
+// worker's net is connected if the published epoch is the one it was told of; bytes for an older epoch are
+// dropped on worker 0, so nothing said before a reset appears behind it.
 //
-// Back-pressure: queued = bytes in worker 0's output + bytes in parcels on their way + own bytes of this turn. One lane may
-// exceed its bound by what the workers send within one turn of worker 0, never more. A net that said RC_FULL set
-// `shared_wants_room`; stores and loads of the two are sequentially consistent, so either the worker sees the room or
-// worker 0 sees the wish.
+// Back-pressure: queued = bytes in worker 0's output + bytes in parcels on their way + own bytes of this
+// turn. One lane may exceed its bound by what the workers send within one turn of worker 0, never more. A net
+// that said RC_FULL set `shared_wants_room`; stores and loads of the two are sequentially consistent, so
+// either the worker sees the room or worker 0 sees the wish.
 #include "consensus/peer/net_share.h"
 #include "node/base/crc32c.h"
 #include "node/base/limits.h"
@@ -27,7 +27,8 @@ struct share_lane {
     uint64_t epoch;                    // Worker 0's: counts resets.
     _Atomic uint64_t shared_open;      // The epoch while connected, else 0. Worker 0 writes.
     _Atomic uint64_t shared_queued;    // Bytes in the real net's output. Worker 0 writes.
-    _Atomic uint64_t shared_transit;   // Bytes in parcels that worker 0 has not opened. Senders add, worker 0 subtracts.
+    _Atomic uint64_t shared_transit;   // Bytes in parcels that worker 0 has not opened. Senders add, worker 0
+                                       // subtracts.
     _Atomic bool shared_wants_room;    // Someone was told RC_FULL.
 };
 
@@ -149,8 +150,9 @@ static enum rc port_send(struct net *n, uint32_t node, enum net_lane lane, enum 
         port->dirty_parts++;
     }
     buf_reserve(&l->out, size);
-    frame_encode_head(&l->out, type, (uint16_t)((raw_crc ? FRAME_RAW_CRC : 0) | port->worker << FRAME_WORKER_SHIFT), envelope,
-                      raw_len);
+    frame_encode_head(&l->out, type,
+                      (uint16_t)((raw_crc ? FRAME_RAW_CRC : 0) | port->worker << FRAME_WORKER_SHIFT),
+                      envelope, raw_len);
     uint32_t sum = 0;
     for (int i = 0; i < raw_count; i++) {
         sum = raw_crc ? crc32c(sum, raw[i].iov_base, raw[i].iov_len) : 0;
@@ -337,7 +339,12 @@ static void on_frame(void *ctx, uint32_t node, enum net_lane lane, const struct 
         own(s)->frame(own(s)->ctx, node, lane, f);
         return;
     }
-    struct event e = {.kind = EVENT_FRAME, .lane = (uint8_t)lane, .worker = f->worker, .type = f->type, .flags = f->flags, .node = node};
+    struct event e = {.kind = EVENT_FRAME,
+                      .lane = (uint8_t)lane,
+                      .worker = f->worker,
+                      .type = f->type,
+                      .flags = f->flags,
+                      .node = node};
     event_add(&s->ports[worker].events, &e, f->envelope, f->raw);
 }
 
@@ -394,10 +401,12 @@ static void publish(struct net_share *s)
         for (int i = 0; i < LANE_COUNT; i++) {
             struct share_lane *l = &n->lanes[i];
             const enum net_lane lane = (enum net_lane)i;
-            atomic_store_explicit(&l->shared_open, real->is_connected(real, n->node, lane) ? l->epoch : 0, memory_order_release);
+            atomic_store_explicit(&l->shared_open, real->is_connected(real, n->node, lane) ? l->epoch : 0,
+                                  memory_order_release);
             const uint64_t queued = real->queued(real, n->node, lane);
             atomic_store(&l->shared_queued, queued);
-            if (atomic_load(&l->shared_wants_room) && queued + atomic_load(&l->shared_transit) <= LIMIT_LANE_OUTPUT_BYTES / 2) {
+            if (atomic_load(&l->shared_wants_room) &&
+                queued + atomic_load(&l->shared_transit) <= LIMIT_LANE_OUTPUT_BYTES / 2) {
                 atomic_store(&l->shared_wants_room, false);
                 struct event e = {.kind = EVENT_WRITABLE, .lane = (uint8_t)i, .node = n->node};
                 event_to_all(s, &e);
@@ -449,7 +458,10 @@ struct net_share *net_share_create(const struct net_share_config *config)
     s->ports = mem_zalloc(config->workers * sizeof(*s->ports));
     for (uint32_t i = 0; i < config->workers; i++) {
         struct port *p = &s->ports[i];
-        p->net = (struct net){.send = port_send, .flush = port_flush, .queued = port_queued, .is_connected = port_is_connected};
+        p->net = (struct net){.send = port_send,
+                              .flush = port_flush,
+                              .queued = port_queued,
+                              .is_connected = port_is_connected};
         p->share = s;
         p->worker = i;
         map_init_u64(&p->nodes);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Output of one lane (output.h).
 //
-// Invariants: pieces_bytes = sum of pieces; copied pieces are adjacent in `heads` in the order of `pieces`, so that they
-// are found again without pointers into a buffer that may move; `rest` is only ever sent from its front.
+// Invariants: pieces_bytes = sum of pieces; copied pieces are adjacent in `heads` in the order of `pieces`,
+// so that they are found again without pointers into a buffer that may move; `rest` is only ever sent from its front.
 #include "consensus/peer/output.h"
 #include "node/base/crc32c.h"
 #include "node/base/mem.h"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a net knows of one peer (peer_net.h): its name and ids, what it says of itself, whether it is alive.
 //
-// A peer has a name before it has an id; ids bind once both sides are members of one cluster (peer_learn). A process is known
-// by its incarnation: a hello of another one ends the links of the former, and a verdict "dead" ends what it had sent, before
-// anybody hears either. A peer that is dropped leaves the tables at once and is freed by net_run.
+// A peer has a name before it has an id; ids bind once both sides are members of one cluster (peer_learn). A
+// process is known by its incarnation: a hello of another one ends the links of the former, and a verdict
+// "dead" ends what it had sent, before anybody hears either. A peer that is dropped leaves the tables at once
+// and is freed by net_run.
 #include "consensus/peer/peer_internal.h"
 #include "node/base/limits.h"
 #include "node/base/log.h"
@@ -99,8 +100,8 @@ void peer_set_id(struct peer *p, uint32_t node_id)
     net_wake(n);
 }
 
-// Who answers under this name has lost its disk and is blank: nothing of it concerns the replicas of the id. The store id
-// stays binding until the cluster has given the name another one.
+// Who answers under this name has lost its disk and is blank: nothing of it concerns the replicas of the id.
+// The store id stays binding until the cluster has given the name another one.
 static void peer_clear_id(struct peer *p)
 {
     if (p->node_id) {
@@ -195,9 +196,10 @@ enum peer_refusal peer_greet(struct peer *p, const struct peer_hello *hello, cha
     case RC_OK:
         break;
     case RC_STALE:
-        snprintf(text, PEER_TEXT_MAX + 1,
-                 "%s greets with incarnation %llu, but %llu was seen before: an old copy of its data directory?", h.name,
-                 (unsigned long long)h.incarnation, (unsigned long long)p->liveness.incarnation);
+        snprintf(
+            text, PEER_TEXT_MAX + 1,
+            "%s greets with incarnation %llu, but %llu was seen before: an old copy of its data directory?",
+            h.name, (unsigned long long)h.incarnation, (unsigned long long)p->liveness.incarnation);
         return REFUSED_STALE;
     default:
         snprintf(text, PEER_TEXT_MAX + 1, "another process is alive as %s with the same identity", h.name);

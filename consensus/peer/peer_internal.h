@@ -2,9 +2,10 @@
 // What the files of the net share: peer_net.c (table of peers, timer, public calls), link.c (one connection), dial.c
 // (addresses and dialling), listen.c (the port). Not for other folders. Thread: the loop's.
 //
-// A link is one TCP connection. It ends by link_lost (policy: what the peer's detector and the lane's redial make of it),
-// which ends in link_close (mechanics: detaches it, frees it once libuv lets go). After any upcall the link or the peer
-// may be gone: links are then CLOSED, peers `is_removed`; both stay allocated until the loop's next turn.
+// A link is one TCP connection. It ends by link_lost (policy: what the peer's detector and the lane's redial
+// make of it), which ends in link_close (mechanics: detaches it, frees it once libuv lets go). After any
+// upcall the link or the peer may be gone: links are then CLOSED, peers `is_removed`; both stay allocated
+// until the loop's next turn.
 #pragma once
 #include "consensus/peer/handshake.h"
 #include "consensus/peer/output.h"

@@ -248,7 +248,8 @@ static void free_removed(struct peer_net *n)
 {
     while (!list_is_empty(&n->removed)) {
         struct peer *p = list_entry(list_pop(&n->removed), struct peer, item);
-        if (p->node_id && p->liveness.incarnation && p->liveness.verdict != NODE_DEAD && n->upcalls && !map_get(&n->by_id, p->node_id)) {
+        if (p->node_id && p->liveness.incarnation && p->liveness.verdict != NODE_DEAD && n->upcalls &&
+            !map_get(&n->by_id, p->node_id)) {
             n->upcalls->node_state(n->upcalls->ctx, p->node_id, NODE_DEAD, p->liveness.incarnation);
         }
         peer_free(p);
@@ -456,7 +457,8 @@ enum rc peer_net_add(struct peer_net *n, const char *name, const char *address, 
     if (other && other != p) {
         return RC_CONFLICT;
     }
-    if (p && store_id && p->has_store_id && memcmp(p->store_id, store_id, STORE_ID_BYTES) != 0 && !has_greeted_with(p, store_id)) {
+    if (p && store_id && p->has_store_id && memcmp(p->store_id, store_id, STORE_ID_BYTES) != 0 &&
+        !has_greeted_with(p, store_id)) {
         // The name has another disk now: what is known of the former one ends with its links.
         char known[PEER_ADDRESS_MAX + 1];
         snprintf(known, sizeof(known), "%s", address ? address : p->address);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The real `struct net`: links to other nodes on one libuv loop, with handshake, failure detector and redialling.
 //
-// Each node dials every other, once per lane, and sends on what it dialled; it receives on what it accepted. So there is
-// no tie to break when both dial, and a cut of one direction is seen. Peers are addressed by name until they have a node
-// id (blank nodes); `struct net` addresses by node id. Everything runs on the loop's thread; upcalls and hooks are called
-// from the loop, never from within net.send or net.flush, and may call anything here.
+// Each node dials every other, once per lane, and sends on what it dialled; it receives on what it accepted.
+// So there is no tie to break when both dial, and a cut of one direction is seen. Peers are addressed by name
+// until they have a node id (blank nodes); `struct net` addresses by node id. Everything runs on the loop's
+// thread; upcalls and hooks are called from the loop, never from within net.send or net.flush, and may call
+// anything here.
 #pragma once
 #include "consensus/host/net.h"
 #include "consensus/peer/hello.h"
@@ -49,7 +50,8 @@ struct net *peer_net_net(struct peer_net *n);
 uint16_t peer_net_port(const struct peer_net *n);
 
 // Adds a peer or updates the one of that name. `node_id` 0 and `store_id` NULL: not known. A known store id is the only
-// one a member of that name may greet with; a blank node with another one may (it asks to be taken in), and has no node id.
+// one a member of that name may greet with; a blank node with another one may (it asks to be taken in), and
+// has no node id.
 // Another store id than the one known before: the links of the former end, its node id is dead.
 // `address` NULL keeps the one known. RC_FULL, RC_INVALID (address), RC_CONFLICT (the id is another peer's).
 MUST_USE enum rc peer_net_add(struct peer_net *n, const char *name, const char *address, uint32_t node_id,

@@ -19,7 +19,8 @@ bool raft_leader_is_live(const struct replica *r)
     if (r->leader == 0 || r->is_suspected) {
         return false;
     }
-    // One that our configuration does not name is about to hand over (or we are behind): nobody would tell us of its death.
+    // One that our configuration does not name is about to hand over (or we are behind): nobody would tell us
+    // of its death.
     int at = raft_member_at(r, r->leader);
     return at >= 0 && raft_node_is_alive(r, (uint32_t)at);
 }
@@ -228,8 +229,8 @@ static bool is_up_to_date(const struct replica *r, const struct consensus_msg *m
     return m->index_term > term || (m->index_term == term && m->index >= r->last);
 }
 
-// While a leader lives nobody else is helped; the leader itself is (it may have stepped down and come back). Whoever has an
-// entry of a later term than ours proves that our leader is none any more: somebody was elected since.
+// While a leader lives nobody else is helped; the leader itself is (it may have stepped down and come back).
+// Whoever has an entry of a later term than ours proves that our leader is none any more: somebody was elected since.
 static bool is_held_by_leader(const struct replica *r, const struct consensus_msg *m)
 {
     return !m->is_transfer && raft_leader_is_live(r) && m->from != r->leader && m->index_term <= r->hard.term;

@@ -2,9 +2,9 @@
 // The follower's side of replication: what an append from the leader does to our log, and what we acknowledge.
 //
 // Rules: truncate only at an index where an entry of ours provably has another term than the leader's, never below
-// commit, never because an append was empty or short (P5). Acknowledge min(durable, matched): matched is how far our log
-// was compared with this term's leader, so an old suffix that merely happens to be on disk is not claimed (P21). What
-// is committed equals every later leader's log, so `matched` starts each term at commit.
+// commit, never because an append was empty or short (P5). Acknowledge min(durable, matched): matched is how
+// far our log was compared with this term's leader, so an old suffix that merely happens to be on disk is not
+// claimed (P21). What is committed equals every later leader's log, so `matched` starts each term at commit.
 //
 // An append whose entries are new is answered when they are durable, once per batch of the disk; every other append is
 // answered at once. Answers carry our term, so that a deposed leader learns of it (P14).
@@ -63,7 +63,8 @@ static uint64_t run_end(const struct consensus_msg *m, uint32_t run)
     return run + 1 < m->runs_count ? m->runs[run + 1].first - 1 : m->index + m->count;
 }
 
-// First index of the message's entries that our log does not hold with the same term; index + count + 1 if it holds all.
+// First index of the message's entries that our log does not hold with the same term; index + count + 1 if it
+// holds all.
 static uint64_t first_new(const struct replica *r, const struct consensus_msg *m)
 {
     for (uint32_t run = 0; run < m->runs_count; run++) {
@@ -136,8 +137,8 @@ void raft_append(struct replica *r, const struct consensus_msg *m, uint64_t now_
         return;
     }
     if (r->is_installing && (m->count > 0 || m->index > r->matched)) {
-        // The log is about to be replaced; the leader repeats itself. A probe behind our end is answered: it is of a leader
-        // that may not know yet that we need its snapshot (the one that sent ours may be gone).
+        // The log is about to be replaced; the leader repeats itself. A probe behind our end is answered: it
+        // is of a leader that may not know yet that we need its snapshot (the one that sent ours may be gone).
         if (m->count == 0 && m->index > r->last) {
             reject(r, m, r->last, out);
         }

@@ -130,7 +130,8 @@ static struct lead *lead_remap(struct replica *r, const struct config *to)
     return lead;
 }
 
-enum rc raft_change_members(struct replica *r, const struct member_change *c, uint64_t now_ns, struct consensus_out *out)
+enum rc raft_change_members(struct replica *r, const struct member_change *c, uint64_t now_ns,
+                            struct consensus_out *out)
 {
     if (r->role != ROLE_LEADER) {
         return RC_NOT_LEADER;

@@ -257,7 +257,8 @@ static void raft_timeout(struct replica *r, uint64_t now_ns, struct consensus_ou
     raft_end(r, &was, now_ns, out);
 }
 
-static void raft_node_alive(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns, struct consensus_out *out)
+static void raft_node_alive(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns,
+                            struct consensus_out *out)
 {
     struct step_start was = raft_begin(r, out);
     for (uint32_t i = 0; i < r->config->count; i++) {
@@ -310,7 +311,9 @@ static void raft_snapshot_ended(struct replica *r, uint64_t replica_id, bool is_
             raft_peer_probe(r, (uint32_t)at);
             p->is_paused = true;
             p->retries = p->retries < UINT8_MAX ? (uint8_t)(p->retries + 1) : p->retries;
-            p->retry_at = now_ns + (RAFT_RESEND_NS << (p->retries < RAFT_RESEND_DOUBLINGS ? p->retries : RAFT_RESEND_DOUBLINGS));
+            p->retry_at =
+                now_ns +
+                (RAFT_RESEND_NS << (p->retries < RAFT_RESEND_DOUBLINGS ? p->retries : RAFT_RESEND_DOUBLINGS));
         }
     }
     raft_end(r, &was, now_ns, out);
@@ -378,7 +381,8 @@ static enum rc transfer(struct replica *r, uint64_t replica_id, uint64_t now_ns,
     return rc;
 }
 
-static enum rc change_members(struct replica *r, const struct member_change *c, uint64_t now_ns, struct consensus_out *out)
+static enum rc change_members(struct replica *r, const struct member_change *c, uint64_t now_ns,
+                              struct consensus_out *out)
 {
     struct step_start was = raft_begin(r, out);
     enum rc rc = raft_change_members(r, c, now_ns, out);

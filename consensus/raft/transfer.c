@@ -79,9 +79,10 @@ void raft_transfer_step(struct replica *r, struct consensus_out *out)
     }
 }
 
-// One that lost its memory while it led cannot campaign itself, and the others, for whom it lives, would wait for ever: what
-// it said to one may have been lost, or that one cannot win because a third still holds to us. Nobody but us led our term, so
-// asking disturbs nobody; in a later one only the term is told, in the form of a refused pre-vote.
+// One that lost its memory while it led cannot campaign itself, and the others, for whom it lives, would wait
+// for ever: what it said to one may have been lost, or that one cannot win because a third still holds to us.
+// Nobody but us led our term, so asking disturbs nobody; in a later one only the term is told, in the form of
+// a refused pre-vote.
 void raft_hand_over(struct replica *r, uint64_t now_ns, struct consensus_out *out)
 {
     assert(r->hand_over != HAND_OVER_NONE);
@@ -92,7 +93,8 @@ void raft_hand_over(struct replica *r, uint64_t now_ns, struct consensus_out *ou
         const struct member *m = &r->config->members[at];
         if (m->replica_id != r->id && m->is_voter && raft_node_is_alive(r, at)) {
             const bool is_asking = r->hand_over == HAND_OVER_ASK;
-            raft_message(r, out, is_asking ? MSG_TIMEOUT_NOW : MSG_PREVOTE_REPLY, m->replica_id)->is_rejected = !is_asking;
+            raft_message(r, out, is_asking ? MSG_TIMEOUT_NOW : MSG_PREVOTE_REPLY, m->replica_id)
+                ->is_rejected = !is_asking;
             r->campaigns = (uint8_t)(at + 1);
             break;
         }
@@ -161,7 +163,9 @@ static uint64_t confirmed_round(const struct replica *r)
             continue;
         }
         const struct peer *p = &r->lead->peers[i];
-        uint64_t round = r->config->members[i].replica_id == r->id ? r->lead->round : p->is_regressed ? 0 : p->round_acked;
+        uint64_t round = r->config->members[i].replica_id == r->id ? r->lead->round
+                         : p->is_regressed                         ? 0
+                                                                   : p->round_acked;
         uint32_t at = count++;
         for (; at > 0 && rounds[at - 1] < round; at--) {
             rounds[at] = rounds[at - 1];

@@ -4,7 +4,8 @@
 // The log, its records and its recovery are those of every engine, so a group may change engine by its metadata alone.
 // Each start takes a new term (hard state first, no-op with it), so that entries of two lives are told apart, and what
 // was recovered is committed at once: the only disk that could say otherwise is this one. Membership is fixed.
-// Damage that makes the replica amnesiac leaves it readable but without a leader: whether to go on is an operator's word.
+// Damage that makes the replica amnesiac leaves it readable but without a leader: whether to go on is an
+// operator's word.
 #include "consensus/solo/solo.h"
 #include "node/base/mem.h"
 #include <stdlib.h>
@@ -157,7 +158,8 @@ static void solo_timeout(struct replica *r, uint64_t now_ns, struct consensus_ou
     out->hard_state = (struct hard_state){.term = r->term, .vote = r->id};
 }
 
-static void solo_node_alive(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns, struct consensus_out *out)
+static void solo_node_alive(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns,
+                            struct consensus_out *out)
 {
     (void)r, (void)node_id, (void)is_alive, (void)now_ns;
     consensus_out_reset(out);
@@ -228,7 +230,8 @@ static void solo_snapshot_taken(struct replica *r, uint64_t index, uint64_t term
         return;
     }
     uint32_t dropped = 0;
-    while (dropped < r->runs_count && (dropped + 1 == r->runs_count ? r->last : r->runs[dropped + 1].first - 1) <= index) {
+    while (dropped < r->runs_count &&
+           (dropped + 1 == r->runs_count ? r->last : r->runs[dropped + 1].first - 1) <= index) {
         dropped++;
     }
     r->runs_count -= dropped;

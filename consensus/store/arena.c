@@ -150,7 +150,8 @@ static void chunk_settle(struct arena *a, struct chunk *c)
     }
 }
 
-static struct chunk *chunk_start(struct arena *a, enum arena_lane_id lane, uint8_t *mem, struct block *block, uint32_t cap)
+static struct chunk *chunk_start(struct arena *a, enum arena_lane_id lane, uint8_t *mem, struct block *block,
+                                 uint32_t cap)
 {
     struct chunk *c = chunk_create(a);
     c->mem = mem;
@@ -210,7 +211,8 @@ static void pending_add(struct arena *a, struct chunk *c, uint64_t group, uint32
     l->unsynced_bytes += len;
     if (l->pending_count > 0) {
         struct arena_range *last = &l->pending[l->pending_count - 1];
-        if (last->chunk == c && last->group == group && last->start + last->len == start && last->len + len <= a->range_bytes) {
+        if (last->chunk == c && last->group == group && last->start + last->len == start &&
+            last->len + len <= a->range_bytes) {
             last->len += len;
             return;
         }

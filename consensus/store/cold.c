@@ -153,7 +153,8 @@ enum rc cold_large_size(struct cold *c, struct cold_file f, uint64_t position, u
     }
     *size = large_size(c, position);
     if (*size > 0 && was_buffered) {
-        // What was read ahead may be of the file's life before (a recycled WAL file). Else: reading it as a whole looks twice.
+        // What was read ahead may be of the file's life before (a recycled WAL file). Else: reading it as a
+        // whole looks twice.
         TRY(fill(c, f, position, RECORD_HEADER_BYTES));
         *size = large_size(c, position);
     }

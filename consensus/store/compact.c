@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merging segments: one compaction at a time per worker.
 //
-// Problem: an entry that lives long keeps its segment, with all the dead around it; and every retirement and every request
-// for snapshots leaves a file. Idea: what is still needed of segments that are half dead, or small and many, is copied to one
-// new segment, and nothing refers to the old ones any more.
+// Problem: an entry that lives long keeps its segment, with all the dead around it; and every retirement and
+// every request for snapshots leaves a file. Idea: what is still needed of segments that are half dead, or
+// small and many, is copied to one new segment, and nothing refers to the old ones any more.
 //
 // clang-format off
 //   pick (worker)     segments whose live bytes have not changed for a second: a backlog that is being drained dies by itself
@@ -13,16 +13,18 @@
 //   publish (worker)  runs and snapshots are found in the new segment; the old ones go when their last reader has
 // clang-format on
 //
-// Precedence at the next start (README.md): a copied run keeps its origin and covers no index that its source did not, and a
-// run becomes two where the snapshot cuts it: what lies at or below is *committed*. So wherever source and copy are both found
-// (the sources are deleted after the copy is sealed, and that need not be durable), they say the same. Segments of WAL files
-// that no checkpoint covers yet are left alone, so that a copy always counts.
+// Precedence at the next start (README.md): a copied run keeps its origin and covers no index that its source
+// did not, and a run becomes two where the snapshot cuts it: what lies at or below is *committed*. So
+// wherever source and copy are both found (the sources are deleted after the copy is sealed, and that need
+// not be durable), they say the same. Segments of WAL files that no checkpoint covers yet are left alone, so
+// that a copy always counts.
 //
-// Between plan and publication the log may be cut, a newer snapshot become current, the group be deleted or come back: a run
-// is replaced only if it is still there, as far as it still reaches; what was dead when it was planned still is.
+// Between plan and publication the log may be cut, a newer snapshot become current, the group be deleted or
+// come back: a run is replaced only if it is still there, as far as it still reaches; what was dead when it
+// was planned still is.
 //
-// Small segments are merged when `fan_in` of about one size are there: every byte is copied once per size class, and the number
-// of files stays near fan_in x classes + live bytes / size of a WAL file.
+// Small segments are merged when `fan_in` of about one size are there: every byte is copied once per size
+// class, and the number of files stays near fan_in x classes + live bytes / size of a WAL file.
 #include "consensus/store/compact.h"
 #include <inttypes.h>
 
@@ -145,7 +147,8 @@ static void victims_release(struct compaction *c)
         pthread_mutex_lock(&store->mutex);
         v->segment->is_taken = false;
         v->segment->is_kept |= v->is_damaged;
-        // What is left is another worker's (there were more or fewer of them once), a late reader's, or was added later.
+        // What is left is another worker's (there were more or fewer of them once), a late reader's, or was
+        // added later.
         v->segment->home = (v->segment->home + 1) % store->config.workers;
         const uint32_t home = v->segment->home;
         pthread_mutex_unlock(&store->mutex);
@@ -178,7 +181,8 @@ static void range_add(struct compaction *c, struct compact_item *item, uint64_t 
     item->ranges_count++;
 }
 
-static void plan_run(struct compaction *c, uint32_t victim, const struct run_disk *d, const struct glog *g, const struct run *r)
+static void plan_run(struct compaction *c, uint32_t victim, const struct run_disk *d, const struct glog *g,
+                     const struct run *r)
 {
     struct compact_item item = {.group = g->group, .victim = victim, .run = *r, .origin = d->origin, .index = r->first};
     item.committed = glog_snapshot_index(g);
@@ -210,9 +214,15 @@ static void plan_disk_run(struct compaction *c, uint32_t victim, const struct ru
     if (d->flags & RUN_SNAPSHOT) {
         const struct snapshot *s = g->snapshot;
         if (s != NULL && s->segment == segment && s->index == d->first && s->position == d->index_pos) {
-            const struct compact_item item = {.group = g->group, .victim = victim, .is_snapshot = true, .origin = d->origin,
-                                              .index = s->index, .term = s->term, .position = s->position,
-                                              .bytes = s->bytes, .chunks = s->chunks};
+            const struct compact_item item = {.group = g->group,
+                                              .victim = victim,
+                                              .is_snapshot = true,
+                                              .origin = d->origin,
+                                              .index = s->index,
+                                              .term = s->term,
+                                              .position = s->position,
+                                              .bytes = s->bytes,
+                                              .chunks = s->chunks};
             buf_bytes(&c->items, &item, sizeof(item));
         }
         return;
@@ -313,7 +323,8 @@ static void tables_done(struct job *job)
 
 // ---- publishing ---------------------------------------------------------------------------------
 
-static void publish_run(struct store_worker *w, const struct compaction *c, const struct compact_item *item, struct segment *s)
+static void publish_run(struct store_worker *w, const struct compaction *c, const struct compact_item *item,
+                        struct segment *s)
 {
     struct glog *g = map_get(&w->groups, item->group);
     const uint32_t at = g == NULL ? 0 : glog_runs_find(g, item->index);
@@ -380,7 +391,8 @@ static void publish(struct compaction *c)
         }
     }
     if (s != NULL) {
-        log_debug("store: %u segments became segment %" PRIu64 " of %" PRIu64 " bytes", c->victims_count, s->seq, s->bytes);
+        log_debug("store: %u segments became segment %" PRIu64 " of %" PRIu64 " bytes", c->victims_count,
+                  s->seq, s->bytes);
         segment_release(w, s);
     }
 }
@@ -455,7 +467,8 @@ uint64_t store_worker_compact(struct store_worker *w, uint64_t now_ns)
             return UINT64_MAX;
         }
         compaction_start(w, now_ns);
-        return k->job == NULL && atomic_load_explicit(&k->shared_is_due, memory_order_relaxed) ? k->look_at : UINT64_MAX;
+        return k->job == NULL && atomic_load_explicit(&k->shared_is_due, memory_order_relaxed) ? k->look_at
+                                                                                               : UINT64_MAX;
     }
     watch_wal(w, now_ns);
     if (c->is_out_of_space) {

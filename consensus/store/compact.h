@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A compaction: what its halves share. compact.c chooses, plans and publishes on the worker; compact_copy.c copies on the
-// cold thread. Private to them.
+// A compaction: what its halves share. compact.c chooses, plans and publishes on the worker; compact_copy.c
+// copies on the cold thread. Private to them.
 #pragma once
 #include "consensus/store/core.h"
 

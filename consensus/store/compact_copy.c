@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cold half of a compaction: copies runs and snapshots, record by record, each verified, into the new segment. It goes on
-// in slices, each synced, so that cold reads have their turn between them and the WAL's syncs are not held up.
+// The cold half of a compaction: copies runs and snapshots, record by record, each verified, into the new
+// segment. It goes on in slices, each synced, so that cold reads have their turn between them and the WAL's
+// syncs are not held up.
 #include "consensus/store/compact.h"
 #include <inttypes.h>
 
@@ -24,7 +25,8 @@ static enum rc copy_one(struct compaction *c, struct compact_item *item, uint64_
         item->damage = rc == RC_NOT_FOUND ? RC_CORRUPT : rc;  // What is live in a run's span is in the run.
         return RC_OK;
     }
-    return copy_entry(&c->writer, cold, source_of(c, item), position, item->group, index, index <= item->committed, &item->damage);
+    return copy_entry(&c->writer, cold, source_of(c, item), position, item->group, index,
+                      index <= item->committed, &item->damage);
 }
 
 // RC_MORE: the slice is full.
@@ -65,8 +67,8 @@ static enum rc copy_snapshot(struct compaction *c, struct compact_item *item, ui
         }
         struct record_disk r;
         struct span record;
-        item->damage = cold_record(&c->worker->cold, source_of(c, item), item->position + c->next_at, item->group, item->index, &r,
-                                   &record);
+        item->damage = cold_record(&c->worker->cold, source_of(c, item), item->position + c->next_at,
+                                   item->group, item->index, &r, &record);
         if (item->damage == RC_OK && (r.kind != RECORD_SNAPSHOT || record.len > item->bytes - c->next_at)) {
             item->damage = RC_CORRUPT;
         }
@@ -80,7 +82,8 @@ static enum rc copy_snapshot(struct compaction *c, struct compact_item *item, ui
         c->next_at += record.len;
     }
     c->writer.origin = item->origin;
-    segment_add_snapshot(&c->writer, item->group, item->index, item->term, item->new_position, item->bytes, item->chunks);
+    segment_add_snapshot(&c->writer, item->group, item->index, item->term, item->new_position, item->bytes,
+                         item->chunks);
     return RC_OK;
 }
 

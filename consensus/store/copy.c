@@ -32,8 +32,8 @@ static enum rc copy_piece(void *ctx, struct span piece)
     return RC_OK;
 }
 
-enum rc copy_entry(struct segment_writer *to, struct cold *cold, struct cold_file from, uint64_t position, uint64_t group,
-                   uint64_t index, bool is_committed, enum rc *read_rc)
+enum rc copy_entry(struct segment_writer *to, struct cold *cold, struct cold_file from, uint64_t position,
+                   uint64_t group, uint64_t index, bool is_committed, enum rc *read_rc)
 {
     struct record_disk r;
     uint64_t large = 0;

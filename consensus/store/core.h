@@ -93,7 +93,8 @@ struct glog {
     uint64_t bytes_at_snapshot;  // Value of bytes_appended when the current snapshot's state was frozen.
     uint64_t harvest_cut;        // Lowest index truncated since the harvest in progress was planned.
     uint64_t segment_floor;      // Segments of a lower number are of an earlier life of the group: void.
-    uint64_t large_until;        // Last turn in which something of it went by the large lane and has not come back; 0: none.
+    uint64_t large_until;        // Last turn in which something of it went by the large lane and has not come
+                                 // back; 0: none.
     struct receive *receive;     // Snapshot being received, else NULL.
     uint8_t hold;                // Retirements for which the snapshot stays because it is being sent.
     bool is_snapshot_wanted;     // In worker->snapshot_wanted.
@@ -132,7 +133,8 @@ uint32_t glog_runs_find(const struct glog *g, uint64_t index);  // First run who
 void glog_replace_run(struct glog *g, uint32_t at, const struct run *runs, uint32_t count);
 // Entries of a run that still count: the live ones at or below the snapshot, and all above it.
 uint64_t glog_live_in(const struct glog *g, const struct run *r);
-// A record that the group needs does not check (`rc`): from now on its replica has lost its memory (law 2), over restarts too.
+// A record that the group needs does not check (`rc`): from now on its replica has lost its memory (law 2),
+// over restarts too.
 // Tells hooks.damaged, once.
 void glog_damaged(struct glog *g, enum rc rc, const char *what);
 // The same for a result of a read: RC_CORRUPT, RC_IO and RC_NO_FILE are damage. The group may be gone.
@@ -175,8 +177,8 @@ struct closed_file {
 };
 
 enum {
-    // Large records not yet applied may take the memtable above its budget by this much (a group without a majority applies
-    // nothing). They hold up the retirement of their WAL file only while no later file waits.
+    // Large records not yet applied may take the memtable above its budget by this much (a group without a
+    // majority applies nothing). They hold up the retirement of their WAL file only while no later file waits.
     KEPT_BYTES_MAX = 256 << 20,
 };
 
@@ -217,7 +219,8 @@ struct store_worker {
     struct list closed;          // struct closed_file, ascending.
     uint64_t closed_seq;         // Highest told.
     struct harvest *harvest;     // In progress, or NULL.
-    bool is_harvest_blocked;     // The disk was full: tried again when the next file is closed, or by store_worker_room.
+    bool is_harvest_blocked;     // The disk was full: tried again when the next file is closed, or by
+                                 // store_worker_room.
     struct checkpoint_job *stuck_checkpoint;  // The disk was full: tried again likewise. NULL: none.
     struct map snapshot_wanted;  // u64 -> struct glog.
     struct compacting compacting;
@@ -295,9 +298,9 @@ void compaction_init(struct store_worker *w);
 void compaction_due(struct store *s);  // Every worker has a look when it next can.
 
 // copy.c: on the cold thread.
-// Copies one verified record from a file to a segment under construction. A large one goes in pieces: the cold thread must
-// not hold another message of any size in memory. *read_rc: what is wrong with the source, if anything; then nothing was
-// written that counts. Returns what is wrong with the target.
+// Copies one verified record from a file to a segment under construction. A large one goes in pieces: the
+// cold thread must not hold another message of any size in memory. *read_rc: what is wrong with the source,
+// if anything; then nothing was written that counts. Returns what is wrong with the target.
 MUST_USE enum rc copy_entry(struct segment_writer *to, struct cold *cold, struct cold_file from, uint64_t position,
                             uint64_t group, uint64_t index, bool is_committed, enum rc *read_rc);
 uint64_t copy_slice_bytes(const struct store *s);  // Written between two syncs.

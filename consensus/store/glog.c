@@ -507,8 +507,8 @@ static bool is_worth_sharing(const struct block *b, uint64_t size)
     return size + BLOCK_BYTES_MIN / 16 >= b->cap / 2;
 }
 
-// Copies a part of a payload with its sum. The pages of a source that nobody needs any more are given back on the way, so
-// that a large message is not in memory twice.
+// Copies a part of a payload with its sum. The pages of a source that nobody needs any more are given back on
+// the way, so that a large message is not in memory twice.
 static uint32_t part_copy(uint32_t crc, uint8_t *to, struct span from)
 {
     if (!block_is_disposable(from)) {
@@ -523,10 +523,12 @@ static uint32_t part_copy(uint32_t crc, uint8_t *to, struct span from)
     return crc;
 }
 
-// A large last part that its owner gives away with the room around it becomes the record where it lies: what stands before
-// the part is written in front of it, and the log shares the block. Its sum, if it was taken when it came, is carried over.
+// A large last part that its owner gives away with the room around it becomes the record where it lies: what
+// stands before the part is written in front of it, and the log shares the block. Its sum, if it was taken
+// when it came, is carried over.
 // False: not such a part.
-static bool append_in_place(struct glog *g, struct record_disk *r, const struct glog_part *parts, uint32_t parts_count, uint64_t *ref)
+static bool append_in_place(struct glog *g, struct record_disk *r, const struct glog_part *parts,
+                            uint32_t parts_count, uint64_t *ref)
 {
     if (parts_count == 0 || parts[parts_count - 1].len < BLOCK_BYTES_MIN) {
         return false;

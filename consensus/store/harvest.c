@@ -677,7 +677,8 @@ static void checkpoint_run(struct job *job)
     }
 }
 
-// Keeps the newest checkpoint for which there was no room: it says all that older ones would have said. True: `c` is older.
+// Keeps the newest checkpoint for which there was no room: it says all that older ones would have said. True:
+// `c` is older.
 static bool is_superseded(struct store_worker *w, struct checkpoint_job *c)
 {
     struct checkpoint_job *before = w->stuck_checkpoint;
@@ -778,7 +779,8 @@ void harvest_pump(struct store_worker *w)
     struct closed_file *f =
         list_is_empty(&w->closed) ? NULL : list_entry(w->closed.next, struct closed_file, link);
     // A large record that is about to be applied is not sent to a segment under its reader's hands.
-    const bool waits = f != NULL && w->closed.prev == &f->link && arena_keeps_file(&w->arena, f->seq, store_worker_keeps, w);
+    const bool waits =
+        f != NULL && w->closed.prev == &f->link && arena_keeps_file(&w->arena, f->seq, store_worker_keeps, w);
     if (f != NULL && f->after <= w->completed && !waits) {
         harvest_start(w, f->seq);
     } else if (map_count(&w->snapshot_wanted) > 0) {

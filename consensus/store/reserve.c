@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Room on a full disk for what frees room.
 //
-// Problem: to retire a WAL file its live entries are copied to a segment first, so a disk that is quite full could never be
-// emptied. Idea: the file `wal/reserve`, as large as a WAL file and a bit more. The first want of room at a retirement or a
-// checkpoint removes it and tries again; the WAL file that comes free then is room in turn. As long as the reserve
-// is missing the store is short of room and nothing more should be published (store_is_short); it is made up again when
-// there is room (store_worker_room, now and then).
+// Problem: to retire a WAL file its live entries are copied to a segment first, so a disk that is quite full
+// could never be emptied. Idea: the file `wal/reserve`, as large as a WAL file and a bit more. The first want
+// of room at a retirement or a checkpoint removes it and tries again; the WAL file that comes free then is
+// room in turn. As long as the reserve is missing the store is short of room and nothing more should be
+// published (store_is_short); it is made up again when there is room (store_worker_room, now and then).
 //
 // Threads: the cold one, and the start. The mutex only joins several cold threads.
 #include "consensus/store/core.h"
@@ -26,11 +26,13 @@ bool reserve_release(struct store *s)
         return false;
     }
     pthread_mutex_lock(&s->mutex);
-    const bool was_there = !atomic_load_explicit(&s->shared_is_short, memory_order_relaxed) && d->unlink(d, RESERVE_PATH) == RC_OK;
+    const bool was_there = !atomic_load_explicit(&s->shared_is_short, memory_order_relaxed) &&
+                           d->unlink(d, RESERVE_PATH) == RC_OK;
     atomic_store_explicit(&s->shared_is_short, true, memory_order_relaxed);
     pthread_mutex_unlock(&s->mutex);
     if (was_there) {
-        (void)d->sync_dir(d, "wal");  // Some file systems give the room back only then. A failure shows in what comes next.
+        // Some file systems give the room back only then. A failure shows in what comes next.
+        (void)d->sync_dir(d, "wal");
         log_warning("store: the disk is full: going on with the room that was kept in reserve");
     }
     return was_there;

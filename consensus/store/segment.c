@@ -156,7 +156,8 @@ enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *
     return RC_OK;
 }
 
-void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position, uint64_t len, bool is_committed)
+void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position,
+                        uint64_t len, bool is_committed)
 {
     assert(position / 8 <= UINT32_MAX);
     uint32_t flags = (is_committed ? RUN_COMMITTED : 0) | (r->kind == RECORD_CONFIG ? RUN_CONFIG : 0);

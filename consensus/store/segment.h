@@ -144,7 +144,8 @@ void segment_writer_deinit(struct segment_writer *w);  // Removes the temporary 
 MUST_USE enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r,
                                      struct span record, bool is_committed);
 // The same for a record whose bytes were appended by segment_write_raw, `len` of them from `position` on.
-void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position, uint64_t len, bool is_committed);
+void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position,
+                        uint64_t len, bool is_committed);
 // Takes back the runs from number `from` on, the open one included (a record did not check): their bytes stay, unnamed.
 void segment_forget_runs(struct segment_writer *w, uint32_t from);
 // Appends bytes that belong to no run (snapshot chunks); returns their file position.

@@ -2,8 +2,9 @@
 // The workers' side of the store: turns, submissions, bookkeeping of what may be deleted.
 //
 // A submission's number is its turn's place in the worker's own order. "Everything laid down so far is durable" is
-// always told by such a number, once both lanes have come so far: retirement and deletion wait for it, because what they act on (truncations,
-// deletions) may itself not be durable yet, and a crash would bring back a log whose segments are gone.
+// always told by such a number, once both lanes have come so far: retirement and deletion wait for it,
+// because what they act on (truncations, deletions) may itself not be durable yet, and a crash would bring
+// back a log whose segments are gone.
 #include "consensus/store/core.h"
 
 enum { RECOVERED_FILES_KEPT = 2 };
@@ -77,7 +78,8 @@ struct segment *segment_create(struct store_worker *w, const struct segment_writ
     s->kind = written->kind;
     s->origin = written->kind == SEGMENT_RETIRED ? written->origin : 0;
     s->bytes = bytes;
-    s->data_bytes = segment_data_bytes((const struct run_disk *)(const void *)written->runs.ptr, segment_runs_count(written));
+    s->data_bytes = segment_data_bytes((const struct run_disk *)(const void *)written->runs.ptr,
+                                       segment_runs_count(written));
     segment_hold(s);
     segment_list(w->store, s, w->index);
     return s;
@@ -254,7 +256,8 @@ static void submit(struct store_worker *w, struct list *notes)
     w->hooks.submit(w->hooks.ctx, &s->base);
 }
 
-// This turn's submission of a group: the newest of the large ones on their way that bears its name and the turn's number.
+// This turn's submission of a group: the newest of the large ones on their way that bears its name and the
+// turn's number.
 static struct submission *submission_of(struct store_worker *w, uint64_t group, uint32_t ranges)
 {
     for (struct list *l = w->out[LANE_LARGE].prev; l != &w->out[LANE_LARGE]; l = l->prev) {
@@ -284,7 +287,8 @@ static void submit_large(struct store_worker *w, struct list *notes)
     }
     // From the first of this turn on. Handing one in does not move it in this list.
     struct list *first = &w->out[LANE_LARGE];
-    while (first->prev != &w->out[LANE_LARGE] && list_entry(first->prev, struct submission, out)->number == w->submitted) {
+    while (first->prev != &w->out[LANE_LARGE] &&
+           list_entry(first->prev, struct submission, out)->number == w->submitted) {
         first = first->prev;
     }
     for (l = first; l != &w->out[LANE_LARGE]; l = l->next) {

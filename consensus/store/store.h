@@ -80,17 +80,19 @@ struct store_hooks {
     bool (*snapshot_begin)(void *ctx, uint64_t group, struct store_snapshot_source *out);
     // The group's snapshot at index/term is durable and published; the dense log now starts behind it.
     void (*snapshot_taken)(void *ctx, uint64_t group, uint64_t index, uint64_t term);
-    // Up to where the group's machine has been given its entries: a large record behind it stays in memory (bounded). NULL:
-    // not known, nothing is kept for it.
+    // Up to where the group's machine has been given its entries: a large record behind it stays in memory
+    // (bounded). NULL: not known, nothing is kept for it.
     uint64_t (*applied)(void *ctx, uint64_t group);
-    // A record that the group needs does not check, whoever read it: its replica has lost its memory and must neither vote nor
-    // acknowledge from now on (law 2). Told once; recorded: the next start finds it amnesiac. NULL: nobody asks.
+    // A record that the group needs does not check, whoever read it: its replica has lost its memory and must
+    // neither vote nor acknowledge from now on (law 2). Told once; recorded: the next start finds it
+    // amnesiac. NULL: nobody asks.
     void (*damaged)(void *ctx, uint64_t group, enum rc rc);
     // Everything of WAL file `seq` that counts lives in sealed segments now. Called once by the last worker.
     void (*wal_retired)(void *ctx, uint64_t seq);
     void *ctx;
 };
-struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct exec *cold, const struct store_hooks *hooks);
+struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct exec *cold,
+                                       const struct store_hooks *hooks);
 
 // ---- turns -----------------------------------------------------------------------------------------------------
 
@@ -99,29 +101,31 @@ struct store_note {
     struct list link;
     uint64_t group;  // In large_notes.
 };
-// Hands everything laid down since the last call to the WAL: one submission, and one for each group that has a large record
-// under way. The notes ride with them and come back with them: those of groups with glog_is_large must be in `large_notes`
-// (struct store_note). Call at the end of each loop turn. Both (may be NULL) are lists owned by the caller's layer that are
-// moved into the submissions.
+// Hands everything laid down since the last call to the WAL: one submission, and one for each group that has
+// a large record under way. The notes ride with them and come back with them: those of groups with
+// glog_is_large must be in `large_notes` (struct store_note). Call at the end of each loop turn. Both (may be
+// NULL) are lists owned by the caller's layer that are moved into the submissions.
 void store_worker_flush(struct store_worker *w, struct list *notes, struct list *large_notes);
 // A submission came back from the WAL: records where its bytes are, moves its notes to `notes_out`. Returns its result.
 enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *s, struct list *notes_out);
 // A WAL file was closed: starts retirement of this worker's share of it (jobs on the cold executor).
 void store_worker_file_closed(struct store_worker *w, uint64_t file_seq);
-// Merges half-dead and small segments: in slices, each synced, within a budget of bytes per second that shrinks while the
-// WAL's syncs suffer. Call once a turn behind store_worker_flush. Returns when it wants to be called again; UINT64_MAX: only
-// when something else happens.
+// Merges half-dead and small segments: in slices, each synced, within a budget of bytes per second that
+// shrinks while the WAL's syncs suffer. Call once a turn behind store_worker_flush. Returns when it wants to
+// be called again; UINT64_MAX: only when something else happens.
 uint64_t store_worker_compact(struct store_worker *w, uint64_t now_ns);
-// There may be room again on a disk that was full: tries what waits for it. Call now and then while the disk is short of room.
+// There may be room again on a disk that was full: tries what waits for it. Call now and then while the disk
+// is short of room.
 void store_worker_room(struct store_worker *w);
 // Number of the next submission: what is laid down now will be durable when submission `n` has come back.
 uint64_t store_worker_submission(const struct store_worker *w);
 
-// Whether the worker writes nothing for the time being: then entries on disk leave memory even below the budget, and 100,000 idle
-// queues do not share 32 MiB of what was said at their declaration.
+// Whether the worker writes nothing for the time being: then entries on disk leave memory even below the
+// budget, and 100,000 idle queues do not share 32 MiB of what was said at their declaration.
 void store_worker_idle(struct store_worker *w, bool is_idle);
 uint64_t store_worker_memory(const struct store_worker *w);       // Bytes of chunks now.
-bool store_worker_is_over_budget(const struct store_worker *w);   // Over budget and nothing can be evicted: take no proposals.
+// Over budget and nothing can be evicted: take no proposals.
+bool store_worker_is_over_budget(const struct store_worker *w);
 uint64_t store_worker_unsynced_bytes(const struct store_worker *w);  // Without what goes by the large lane.
 uint32_t store_worker_groups_in_segments(const struct store_worker *w);  // Groups with entries in segments.
 
@@ -137,22 +141,23 @@ struct glog_part {
     const void *ptr;
     size_t len;
 };
-// Lays down one record at `index` = last + 1 (asserted), copying the parts with the sum in one pass (destroying those that
-// are disposable: base/block.h). A large last part in a disposable block with room around it is not copied: the record is made
-// around it, the log shares the block, and the part's bytes stay.
+// Lays down one record at `index` = last + 1 (asserted), copying the parts with the sum in one pass
+// (destroying those that are disposable: base/block.h). A large last part in a disposable block with room
+// around it is not copied: the record is made around it, the log shares the block, and the part's bytes stay.
 // RC_FULL: over budget (never for is_reserved).
 MUST_USE enum rc glog_append(struct glog *g, uint64_t index, uint64_t term, enum record_kind kind, uint32_t aux,
                              const struct glog_part *parts, uint32_t parts_count, bool is_reserved);
 // Lays down a whole record received from the leader (must be last + 1). RC_CORRUPT: sum differs, nothing was appended.
 // A large one that lies in a block of its own is shared, not copied.
 MUST_USE enum rc glog_append_record(struct glog *g, struct span record);
-// A large record of the group, or something behind one, is on its way to the disk or was laid down in this turn: small records
-// of other groups pass it, its own do not.
+// A large record of the group, or something behind one, is on its way to the disk or was laid down in this
+// turn: small records of other groups pass it, its own do not.
 bool glog_is_large(const struct glog *g);
 // What a record of `bytes` would have to be refused for, unless reserved.
 bool glog_is_over_budget(const struct glog *g, uint64_t bytes);
 void glog_write_hard_state(struct glog *g, struct hard_state hs);
-void glog_truncate(struct glog *g, uint64_t from);  // Drops entries >= from (from > snapshot index); writes a truncate record.
+// Drops entries >= from (from > snapshot index); writes a truncate record.
+void glog_truncate(struct glog *g, uint64_t from);
 uint64_t glog_first(const struct glog *g);  // snapshot index + 1.
 uint64_t glog_last(const struct glog *g);
 
@@ -160,8 +165,9 @@ uint64_t glog_last(const struct glog *g);
 MUST_USE enum rc glog_get(struct glog *g, uint64_t index, struct entry *out);
 // Contiguous records from..to as memory ranges, for sending: fills up to `iov_max` ranges and stops before `bytes_max`
 // (but always takes one record). Returns the number of entries; 0 and RC_COLD if `from` is not in memory.
-MUST_USE enum rc glog_ranges(struct glog *g, uint64_t from, uint64_t to, size_t bytes_max, struct iovec *iov, int iov_max,
-                             int *iov_count, uint32_t *entries, struct term_run *runs, uint8_t runs_max, uint8_t *runs_count);
+MUST_USE enum rc glog_ranges(struct glog *g, uint64_t from, uint64_t to, size_t bytes_max, struct iovec *iov,
+                             int iov_max, int *iov_count, uint32_t *entries, struct term_run *runs,
+                             uint8_t runs_max, uint8_t *runs_count);
 
 // Reads entries from disk on the cold thread, verified. The records lie back to back in `bytes`.
 struct glog_read {
@@ -226,7 +232,8 @@ struct glog_snapshot_write {
     bool is_last;
     enum rc rc;         // RC_OK; RC_STALE (we have this snapshot or a newer one), RC_BUSY (broken off), RC_MALFORMED,
                         // disk errors.
-    void (*done)(struct glog_snapshot_write *w);  // Worker thread; after the last one with RC_OK the snapshot is current.
+    // Worker thread; after the last one with RC_OK the snapshot is current.
+    void (*done)(struct glog_snapshot_write *w);
     void *owner;
     void *plan;         // For the store.
 };

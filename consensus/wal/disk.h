@@ -20,13 +20,15 @@ enum disk_open_flag {
 struct disk {
     enum rc (*open)(struct disk *d, const char *path, int flags, struct disk_file **out);  // RC_NO_FILE, RC_IO
     void (*close)(struct disk_file *f);
-    // Makes the file at least `bytes` long, on disk (fallocate; size known to the file system). RC_NO_SPACE: its size is what it
-    // was, and no room was taken. RC_IO.
+    // Makes the file at least `bytes` long, on disk (fallocate; size known to the file system). RC_NO_SPACE:
+    // its size is what it was, and no room was taken. RC_IO.
     enum rc (*allocate)(struct disk_file *f, uint64_t bytes);
-    // Writes all or fails. Unsynced until sync. RC_NO_SPACE: parts may have been written; writing the same again is safe.
+    // Writes all or fails. Unsynced until sync. RC_NO_SPACE: parts may have been written; writing the same
+    // again is safe.
     enum rc (*writev)(struct disk_file *f, const struct iovec *iov, int count, uint64_t offset);
-    // fdatasync, or fsync where that is needed. RC_NO_SPACE: what was written since the last sync of this file is lost, like
-    // after RC_IO, but only of this file: a new one may be thrown away; to one that somebody relies on it is the end (P6).
+    // fdatasync, or fsync where that is needed. RC_NO_SPACE: what was written since the last sync of this
+    // file is lost, like after RC_IO, but only of this file: a new one may be thrown away; to one that
+    // somebody relies on it is the end (P6).
     enum rc (*sync)(struct disk_file *f);
     // Reads up to len bytes; *got < len only at the end of the file.
     enum rc (*read)(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got);
@@ -40,7 +42,8 @@ struct disk {
     enum rc (*list)(struct disk *d, const char *path, void (*each)(void *ctx, const char *name), void *ctx);
     // Leaves the file store.failed behind, best effort, although the disk has failed. May be NULL (simulated disks).
     void (*mark_failed)(struct disk *d, const char *reason);
-    // Whole small file, atomically: temporary name, sync, rename, directory sync. (Helper over the above: disk_replace.)
+    // Whole small file, atomically: temporary name, sync, rename, directory sync. (Helper over the above:
+    // disk_replace.)
     bool failed;  // A write or sync failed: nothing may be written any more, nothing be acknowledged.
 };
 

@@ -3,7 +3,8 @@
 //
 // A write that fails, or a sync that fails, is never tried again: the kernel reports a write-back error once and then
 // calls the pages clean although their content is gone (engine-notes §1.9). `failed` is set and everything that would
-// change the disk is refused from then on. No space is not a failure: nothing was promised, and there may be room again.
+// change the disk is refused from then on. No space is not a failure: nothing was promised, and there may be
+// room again.
 //
 // Threads: any that may block; a file belongs to one thread at a time. `failed` is read and written atomically.
 #include "consensus/wal/disk.h"

@@ -165,7 +165,8 @@ void wal_file_discard(struct wal *w, uint64_t seq, uint64_t bytes)
 // A number that no free file has nor ever will get by retirement: those of the log's files are from its oldest on.
 static bool free_number(const struct wal *w, uint64_t *out)
 {
-    const uint64_t oldest = list_is_empty(&w->files) ? w->seq + 1 : list_entry(w->files.next, struct wal_file, link)->seq;
+    const uint64_t oldest =
+        list_is_empty(&w->files) ? w->seq + 1 : list_entry(w->files.next, struct wal_file, link)->seq;
     for (uint64_t n = oldest; n-- > 0;) {
         bool is_taken = false;
         for (uint32_t i = 0; i < w->pool_count; i++) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checks of what a WAL file holds (format.h, README.md).
 //
-// A batch carries two layers of sums. The batch's own covers its header, the file's salt and the first 16 bytes of every
-// record {crc, len, group}; the record's covers the rest. So composing a batch costs a few bytes per record instead of a
-// second pass over the bodies (decision 11), the salt still makes every byte of an earlier use of the file invalid,
-// and where a body is damaged we still know whose it was: decision 11 asks for {crc, length}, the group is added.
+// A batch carries two layers of sums. The batch's own covers its header, the file's salt and the first 16
+// bytes of every record {crc, len, group}; the record's covers the rest. So composing a batch costs a few
+// bytes per record instead of a second pass over the bodies (decision 11), the salt still makes every byte of
+// an earlier use of the file invalid, and where a body is damaged we still know whose it was: decision 11
+// asks for {crc, length}, the group is added.
 #include "consensus/wal/format.h"
 
 enum { FRAMED_BYTES = 16 };  // Part of each record under the batch checksum.
@@ -141,7 +142,8 @@ bool wal_batch_region(struct span batch, struct wal_region_disk *out)
 enum wal_batch_state wal_region_check(const struct wal_region_disk *region, struct span bytes)
 {
     uint32_t crc = 0;
-    if (bytes.len != region->bytes || !frame_check(bytes.ptr, bytes.len, region->count, &crc) || crc != region->frames) {
+    if (bytes.len != region->bytes || !frame_check(bytes.ptr, bytes.len, region->count, &crc) ||
+        crc != region->frames) {
         return WAL_BATCH_BROKEN;
     }
     return bodies_check(bytes.ptr, bytes.len);

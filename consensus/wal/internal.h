@@ -8,7 +8,8 @@
 
 enum {
     WAL_RESERVE_MAX = 1,
-    WAL_POOL_MAX = 3,          // Retired files kept for reuse; more are removed. A reserve of 192 MiB at the default size.
+    WAL_POOL_MAX = 3,          // Retired files kept for reuse; more are removed. A reserve of 192 MiB at the
+                               // default size.
     WAL_MERGE_FRACTION = 16,   // At start a last file less full than 1/16 is copied into the new one, so that a node
                                // that is restarted over and over does not leave a file behind each time.
     WAL_PATH_MAX = 512,
@@ -120,7 +121,8 @@ void wal_submission_done(struct wal *w, struct list *item, enum rc rc);
 MUST_USE enum rc wal_batch_write(struct wal *w, struct disk_file *f);
 
 // region.c
-// Takes the submission out of `named` that may go next if it is at most `bytes_max` long (or, is_large, longer); NULL: none.
+// Takes the submission out of `named` that may go next if it is at most `bytes_max` long (or, is_large,
+// longer); NULL: none.
 struct wal_submission *wal_named_take(struct wal *w, uint64_t bytes_max, bool is_large);
 // The same without taking it.
 struct wal_submission *wal_named_next(const struct wal *w, uint64_t bytes_max, bool is_large);

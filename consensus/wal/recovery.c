@@ -10,10 +10,11 @@
 //     | are corrupt, the rest goes on                       | acknowledged: cut there, even what is     |
 //     | else: every group may be, replay ends               | intact behind it                          |
 //
-// Order of work: headers of all files -> the chain of files that count -> each file read once, scanned, replayed. The last
-// one is cut first; its batches that nothing vouches for may never have been synced (they can come from the page
-// cache of a process that died), so they are written again into a new file and synced before they are replayed. The
-// new file is made in any case and is one synced batch: from then on something vouches for all that came before.
+// Order of work: headers of all files -> the chain of files that count -> each file read once, scanned,
+// replayed. The last one is cut first; its batches that nothing vouches for may never have been synced (they
+// can come from the page cache of a process that died), so they are written again into a new file and synced
+// before they are replayed. The new file is made in any case and is one synced batch: from then on something
+// vouches for all that came before.
 //
 // A start that is interrupted anywhere leaves the chain as it was or the new file in place of the old last one.
 #include "consensus/wal/recovery.h"
@@ -175,8 +176,8 @@ static enum rc range_copy(struct recovery *r, uint64_t at, uint64_t len, struct 
     return RC_OK;
 }
 
-// Copies the records of batches[from..] out of the window: a range for a batch's own and one for its region's, which stand
-// behind them from then on. The caller frees ranges and *copy_out.
+// Copies the records of batches[from..] out of the window: a range for a batch's own and one for its
+// region's, which stand behind them from then on. The caller frees ranges and *copy_out.
 static enum rc tail_copy(struct recovery *r, uint32_t from, struct wal_submission *s, uint8_t **copy_out)
 {
     for (uint32_t i = from; i < r->batches_count; i++) {
@@ -275,7 +276,9 @@ static void lost_whole(struct recovery *r)
     r->report->corrupt_groups_known = false;
     w->seq = wal_max(w->seq, r->first_seq);
     w->prev_seq = r->first_seq;
-    log_critical("wal: the log is gone (no file from %016" PRIx64 " on): what was acknowledged may be missing", r->first_seq);
+    log_critical("wal: the log is gone (no file from %016" PRIx64
+                 " on): what was acknowledged may be missing",
+                 r->first_seq);
 }
 
 // Reads and replays the chain; makes the new file.

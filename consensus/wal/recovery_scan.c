@@ -99,11 +99,13 @@ static uint64_t proof_behind(struct recovery *r, const struct scan_file *f, uint
         if (r->bytes_from != from) {
             from = r->bytes_from;
             if (from > end_max && is_zero(r->bytes, r->bytes_len)) {
-                break;  // Never written: a file used for the first time. Reading all of it would cost a start its speed.
+                break;  // Never written: a file used for the first time. Reading all of it would cost a start
+                        // its speed.
             }
         }
         memcpy(&head, ptr, sizeof(head));
-        bool is_worth = head.magic == WAL_BATCH_MAGIC && head.batch > bad && batch_at(r, f, at, &head) == WAL_BATCH_INTACT;
+        bool is_worth = head.magic == WAL_BATCH_MAGIC && head.batch > bad &&
+                        batch_at(r, f, at, &head) == WAL_BATCH_INTACT;
         if (!is_worth) {
             at += align;
             continue;
@@ -119,7 +121,8 @@ static void dropped_count(struct recovery *r, const struct scan_file *f, uint64_
 {
     struct wal_batch_disk head = {0};
     const uint8_t *ptr;
-    for (; (ptr = recovery_window(r, pos, sizeof(head))) != NULL; pos += wal_round_up(head.total_len, f->header.align)) {
+    for (; (ptr = recovery_window(r, pos, sizeof(head))) != NULL;
+         pos += wal_round_up(head.total_len, f->header.align)) {
         memcpy(&head, ptr, sizeof(head));
         if (head.magic != WAL_BATCH_MAGIC || head.batch != batch++ || head.total_len < WAL_BATCH_HEADER_BYTES) {
             return;
@@ -141,7 +144,8 @@ static enum rc records_replay(struct recovery *r, const struct scan_batch *b, co
             // Length and group stand under the batch's checksum.
             memcpy(&rec.record, ptr, sizeof(rec.record));
             size = record_size(rec.record.len);
-            log_error("wal: damaged record of group %" PRIu64 " in synced batch %" PRIu64, rec.record.group, b->head.batch);
+            log_error("wal: damaged record of group %" PRIu64 " in synced batch %" PRIu64, rec.record.group,
+                      b->head.batch);
             if (r->on_corrupt_group != NULL) {
                 r->on_corrupt_group(r->replay_ctx, rec.record.group);
             }
@@ -193,7 +197,10 @@ enum rc recovery_batch_replay(struct recovery *r, const struct scan_batch *b)
 static enum wal_batch_state batch_with_region(struct recovery *r, const struct scan_file *f, uint64_t pos,
                                               struct scan_batch *b)
 {
-    *b = (struct scan_batch){.offset = pos, .seq = f->seq, .records_at = pos + WAL_BATCH_HEADER_BYTES, .region_seq = f->seq};
+    *b = (struct scan_batch){.offset = pos,
+                             .seq = f->seq,
+                             .records_at = pos + WAL_BATCH_HEADER_BYTES,
+                             .region_seq = f->seq};
     enum wal_batch_state state = batch_at(r, f, pos, &b->head);
     const uint8_t *ptr = state == WAL_BATCH_BROKEN ? NULL : recovery_window(r, pos, b->head.total_len);
     if (ptr == NULL || !wal_batch_region(span_of(ptr, b->head.total_len), &b->region)) {

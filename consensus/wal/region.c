@@ -3,14 +3,15 @@
 //
 // Problem: one batch is in the air at a time, and a record of 16 MiB as one batch holds up every group of the node for
 // as long as its bytes take to be written and synced. Splitting it over batches would scatter what is read later as one
-// piece. Idea: the record gets a *region*, room at the end of the current file. Each batch takes a slice of it along, in the
-// same sync; regions grow down from the file's end, batches up from its beginning. With the last slice goes a record
-// of kind RECORD_REGION, last of its batch: at this place in the log the region's records stand. Without it a region is
-// nothing, so a crash half way leaves nothing to clean up.
+// piece. Idea: the record gets a *region*, room at the end of the current file. Each batch takes a slice of
+// it along, in the same sync; regions grow down from the file's end, batches up from its beginning. With the
+// last slice goes a record of kind RECORD_REGION, last of its batch: at this place in the log the region's
+// records stand. Without it a region is nothing, so a crash half way leaves nothing to clean up.
 //
 // Invariants
 // - One region is open at a time, and it is opened once all ordinary submissions ahead of its own are durable.
-// - What is of a group goes in order: nothing that names a group is composed while something ahead of it that names the same
+// - What is of a group goes in order: nothing that names a group is composed while something ahead of it that
+// names the same
 //   group is not. What is short goes into the batches like ordinary ones.
 // - A file is not left while a region in it is open: positions of a group's entries ascend by file.
 #include "consensus/wal/internal.h"
@@ -35,7 +36,8 @@ struct wal_submission *wal_named_next(const struct wal *w, uint64_t bytes_max, b
         if (is_blocked) {
             continue;
         }
-        if (s->after <= w->taken && (s->bytes > w->config.slice_bytes) == is_large && (is_large || s->bytes <= bytes_max)) {
+        if (s->after <= w->taken && (s->bytes > w->config.slice_bytes) == is_large &&
+            (is_large || s->bytes <= bytes_max)) {
             return s;
         }
         if (blocked_count == WAL_BLOCKED_MAX) {
@@ -68,8 +70,8 @@ uint64_t wal_region_reserve(const struct wal *w)
 
 uint64_t wal_region_room(const struct wal *w, uint64_t bytes)
 {
-    // Besides the bytes: their alignment, the batch with the record, and room for the batches that go between the slices. If
-    // these fill that room first, the rest of the region is written at once.
+    // Besides the bytes: their alignment, the batch with the record, and room for the batches that go between
+    // the slices. If these fill that room first, the rest of the region is written at once.
     const uint64_t slices = 2 * (uint64_t)w->config.slice_bytes;
     return wal_round_up(bytes, WAL_ALIGN_MAX) + 4 * (uint64_t)WAL_ALIGN_MAX + (bytes / 4 > slices ? bytes / 4 : slices);
 }

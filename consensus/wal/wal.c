@@ -9,9 +9,11 @@
 // - One batch is composed, written and completed at a time, so at composition everything before it is durable:
 //   `batch_synced` of every batch is the number of the one before it (except across a recovery).
 // - A range lies whole in one batch, a batch whole in one file. A batch starts at a multiple of `align`.
-// - Submissions complete in order, each when its last range is durable; an empty one when those before it are. Those that
+// - Submissions complete in order, each when its last range is durable; an empty one when those before it
+// are. Those that
 //   name a group have an order of their own: region.c.
-// - After the first failed write or sync nothing is written again and everything completes with that error (P6). Want of room is
+// - After the first failed write or sync nothing is written again and everything completes with that error
+// (P6). Want of room is
 //   no failure as long as nothing was synced: the batch stays composed and is written again, to the same place.
 //
 // Deliberately not here: threads, retries, and any knowledge of what a record means.
@@ -125,8 +127,8 @@ static void iov_add(struct wal_batch *b, const void *ptr, uint64_t len)
     wal_iov_add(&b->iov, &b->iov_count, &b->iov_cap, ptr, len);
 }
 
-// Starts an empty batch that will hold at least `need` bytes of records, in the current file if they fit beside `region`
-// bytes for a region.
+// Starts an empty batch that will hold at least `need` bytes of records, in the current file if they fit
+// beside `region` bytes for a region.
 static void batch_begin(struct wal *w, uint64_t need, uint64_t region)
 {
     struct wal_batch *b = &w->batch;

@@ -22,10 +22,11 @@ struct wal_range {
     uint64_t file_offset;
 };
 
-// Two kinds. Ordinary submissions (group 0) complete in order. One that names a group holds nothing of others; if it is longer
-// than a slice it is written in slices between the batches of the others. Those of one group complete in order, and none
-// before the ordinary ones submitted ahead of it, but all others pass it. So what must stay behind a large record, which
-// is anything of its group, has to be submitted under the group's name, too, until that one has come back.
+// Two kinds. Ordinary submissions (group 0) complete in order. One that names a group holds nothing of
+// others; if it is longer than a slice it is written in slices between the batches of the others. Those of
+// one group complete in order, and none before the ordinary ones submitted ahead of it, but all others pass
+// it. So what must stay behind a large record, which is anything of its group, has to be submitted under the
+// group's name, too, until that one has come back.
 struct wal_submission {
     struct list link;          // For whoever holds it.
     struct wal_range *ranges;  // Owned by the submitter. May be empty: completes in order all the same.
@@ -43,7 +44,8 @@ struct wal_config {
     const char *dir;         // "wal"
     uint8_t cluster_id[16];  // Zeros until known; checked only if both sides are not zero.
     uint64_t file_bytes;     // LIMIT_WAL_FILE_BYTES
-    uint32_t reserve_files;  // Free files kept ready (0 or 1): room for what must be logged on a full disk. See wal_top_up.
+    uint32_t reserve_files;  // Free files kept ready (0 or 1): room for what must be logged on a full disk.
+                             // See wal_top_up.
     uint32_t align;          // Batches are padded to this (4096; 8 = none).
     uint32_t slice_bytes;    // Of a large submission in one batch; 0: LIMIT_WAL_SLICE_BYTES.
     uint64_t random;         // Seed for salts.
@@ -79,16 +81,18 @@ struct wal_report {
 // (those without records leave with the next younger one). A new file is begun and synced in any case.
 // RC_IO, RC_NO_SPACE, RC_CONFLICT (another cluster's log), RC_UNSUPPORTED (a later version), what replay returned.
 // Damage is told in the report, not as an error.
-MUST_USE enum rc wal_open(const struct wal_config *config, uint64_t first_seq, wal_replay_fn *replay, void *replay_ctx,
-                          void (*on_corrupt_group)(void *ctx, uint64_t group), struct wal_report *report, struct wal **out);
+MUST_USE enum rc wal_open(const struct wal_config *config, uint64_t first_seq, wal_replay_fn *replay,
+                          void *replay_ctx, void (*on_corrupt_group)(void *ctx, uint64_t group),
+                          struct wal_report *report, struct wal **out);
 void wal_close(struct wal *w);
 
 void wal_submit(struct wal *w, struct wal_submission *s);
 // Gathers waiting submissions into one batch (<= LIMIT_WAL_BATCH_BYTES unless it is one record) and the next slice of a
 // large one, rolling to a new file where needed. False: nothing to write.
 MUST_USE bool wal_compose(struct wal *w);
-// pwritev + fdatasync of the composed batch. RC_NO_SPACE: nothing was promised and the batch stays composed: the same call
-// is to be made again later, whatever else (wal_submit, wal_retire) happens between. Any other error goes to wal_complete.
+// pwritev + fdatasync of the composed batch. RC_NO_SPACE: nothing was promised and the batch stays composed:
+// the same call is to be made again later, whatever else (wal_submit, wal_retire) happens between. Any other
+// error goes to wal_complete.
 MUST_USE enum rc wal_write(struct wal *w);
 void wal_complete(struct wal *w, enum rc rc);
 // Writes an empty mark batch if the last batch is not yet vouched for by a later one (§7.7): call when idle.
@@ -97,7 +101,8 @@ MUST_USE bool wal_compose_mark(struct wal *w);
 // begin behind it (first_seq) is durable already, else the next start takes the file for lost.
 void wal_retire(struct wal *w, uint64_t seq);
 
-// Makes the free files up that are to be in reserve. False: there is no room for them (or another error; told in the log).
+// Makes the free files up that are to be in reserve. False: there is no room for them (or another error; told
+// in the log).
 bool wal_top_up(struct wal *w);
 bool wal_is_short(const struct wal *w);  // Fewer than are to be in reserve.
 // Removes free files beyond the reserve, whose room others need.
@@ -125,10 +130,10 @@ struct wal_submission *wal_thread_poll(struct wal_thread *t, uint32_t worker);  
 void wal_thread_retire(struct wal_thread *t, uint64_t seq);                               // Cold thread.
 uint64_t wal_thread_age_ns(struct wal_thread *t);  // Any thread: age of the oldest batch not yet synced, 0 if none.
 uint32_t wal_thread_file_count(struct wal_thread *t);  // Any thread.
-// Any thread. The disk has no room for the file in reserve (nothing more should be published), or even for the next file
-// of the log (is_stuck: everything waits, and goes on by itself). Workers are woken when this changes.
+// Any thread. The disk has no room for the file in reserve (nothing more should be published), or even for
+// the next file of the log (is_stuck: everything waits, and goes on by itself). Workers are woken when this changes.
 bool wal_thread_is_short(struct wal_thread *t);
 bool wal_thread_is_stuck(struct wal_thread *t);
-// Any thread, now and then while the disk is short of room: gives away what the pool has beyond the reserve, and tries to fill
-// the reserve.
+// Any thread, now and then while the disk is short of room: gives away what the pool has beyond the reserve,
+// and tries to fill the reserve.
 void wal_thread_make_room(struct wal_thread *t);

@@ -1,21 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // The driver of the WAL: one thread that may block (wal.h; decision 5).
 //
-// Problem: workers never block, syncs do. Idea: each worker has a ring towards this thread and one back. The thread takes
-// everything the rings hold, makes a batch of it, writes and syncs it, hands the completions back and wakes each worker
-// concerned once. What arrives meanwhile is the next batch.
+// Problem: workers never block, syncs do. Idea: each worker has a ring towards this thread and one back. The
+// thread takes everything the rings hold, makes a batch of it, writes and syncs it, hands the completions
+// back and wakes each worker concerned once. What arrives meanwhile is the next batch.
 //
-// Sleeping: the thread raises `shared_is_asleep`, looks at the rings once more and waits on an eventfd. A submitter writes
-// to the eventfd only if it lowers that flag, so a busy thread costs its submitters no system call. Both sides exchange the
-// flag: whoever comes second sees what the other wrote before, so either the thread finds the ring filled or the submitter
-// finds the thread asleep.
+// Sleeping: the thread raises `shared_is_asleep`, looks at the rings once more and waits on an eventfd. A
+// submitter writes to the eventfd only if it lowers that flag, so a busy thread costs its submitters no
+// system call. Both sides exchange the flag: whoever comes second sees what the other wrote before, so either
+// the thread finds the ring filled or the submitter finds the thread asleep.
 //
 // A full ring never blocks and never loses anything: the submitter keeps a list of its own and goes on with it at its
 // next call (completions are due to it, so it is called again); this thread keeps a list per worker that the worker
 // asks for when its ring is empty.
 //
-// A full disk ends nothing: the batch that wants a new file waits for room, and all others behind it. Before that there is a
-// file in reserve; when it cannot be made up any more the workers learn of it (shared_is_short), so that publishers stop.
+// A full disk ends nothing: the batch that wants a new file waits for room, and all others behind it. Before
+// that there is a file in reserve; when it cannot be made up any more the workers learn of it
+// (shared_is_short), so that publishers stop.
 //
 // A failed disk ends the process here (P6): nothing that was not acknowledged may be taken for done, and no vote given.
 #include "consensus/wal/internal.h"
@@ -274,8 +275,8 @@ static bool write_batch(struct wal_thread *t)
 {
     const bool is_roll = t->wal->batch.is_roll;
     uint64_t now = clock_mono_ns(env_system_clock());
-    // One large record may rightly take seconds: its bytes are allowed the time a slow disk needs for them, so that only a
-    // disk that stands still looks old.
+    // One large record may rightly take seconds: its bytes are allowed the time a slow disk needs for them,
+    // so that only a disk that stands still looks old.
     const uint64_t allowed = (t->wal->batch.padded_bytes + t->wal->batch.slice_bytes) * SLOW_DISK_NS_PER_BYTE;
     if (!wal_thread_is_stuck(t)) {  // Else it has been waiting for longer.
         atomic_store_explicit(&t->shared_batch_start_ns, now + allowed, memory_order_relaxed);
@@ -311,8 +312,8 @@ static bool has_input(struct wal_thread *t)
     return has;
 }
 
-// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted, or for ROOM_RETRY_MS while a batch
-// waits for room.
+// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted, or for
+// ROOM_RETRY_MS while a batch waits for room.
 static bool sleep_until_woken(struct wal_thread *t)
 {
     (void)atomic_exchange_explicit(&t->shared_is_asleep, true, memory_order_acq_rel);

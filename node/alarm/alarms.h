@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which alarms there are in the cluster, as this node sees it: its own and those of the nodes it is linked with. An alarm on
-// any node blocks publishers on all of them (operator-plane §5.9).
+// Which alarms there are in the cluster, as this node sees it: its own and those of the nodes it is linked
+// with. An alarm on any node blocks publishers on all of them (operator-plane §5.9).
 //
 // Owner thread: worker 0. Pure but for the log.
 #pragma once

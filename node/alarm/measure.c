@@ -45,11 +45,13 @@ static void least(const char *path, uint64_t *bytes, char *source, uint64_t sour
 }
 
 // A limit of any group above ours binds too.
-static void least_upwards(const char *root, char *group, const char *file, uint64_t *bytes, char *source, uint64_t source_size)
+static void least_upwards(const char *root, char *group, const char *file, uint64_t *bytes, char *source,
+                          uint64_t source_size)
 {
     for (;;) {
         char path[PATH_BYTES];
-        if (snprintf(path, sizeof(path), "%s%s/%s", root, strcmp(group, "/") == 0 ? "" : group, file) < (int)sizeof(path)) {
+        if (snprintf(path, sizeof(path), "%s%s/%s", root, strcmp(group, "/") == 0 ? "" : group, file) <
+            (int)sizeof(path)) {
             least(path, bytes, source, source_size);
         }
         char *slash = strrchr(group, '/');

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The monitor of memory and disk (monitor.h). A driver, on the admin thread.
 //
-// Problem: workers must not ask the system, and an alarm must neither come late nor be asked for all the time. Idea: one
-// timer; memory is looked at every second, the disk as often as its room could vanish at the fastest speed expected (as
-// RabbitMQ does). What was seen travels to worker 0 by post, so that worker 0 reads plain values.
+// Problem: workers must not ask the system, and an alarm must neither come late nor be asked for all the
+// time. Idea: one timer; memory is looked at every second, the disk as often as its room could vanish at the
+// fastest speed expected (as RabbitMQ does). What was seen travels to worker 0 by post, so that worker 0
+// reads plain values.
 //
 // A file system that cannot be asked keeps the alarm it had.
 #include "node/alarm/monitor.h"
@@ -53,7 +54,9 @@ struct monitor *monitor_create(const struct monitor_config *config)
     struct monitor *m = mem_zalloc(sizeof(*m));
     m->config = *config;
     inbox_init(&m->inbox);
-    m->now = (struct monitor_view){.limits = config->limits, .memory_total = config->memory_total, .disk_free = UINT64_MAX};
+    m->now = (struct monitor_view){.limits = config->limits,
+                                   .memory_total = config->memory_total,
+                                   .disk_free = UINT64_MAX};
     m->now.memory_limit = alarm_limit_bytes(&config->limits.memory, config->memory_total);
     m->now.disk_limit = alarm_limit_bytes(&config->limits.disk_free, config->memory_total);
     m->view = m->now;
@@ -114,8 +117,8 @@ static void look_at_memory(struct monitor *m)
     const bool was = m->bits & ALARM_MEMORY, is = v->memory_used > v->memory_limit;
     m->bits = is ? m->bits | ALARM_MEMORY : m->bits & ~(uint32_t)ALARM_MEMORY;
     if (was != is) {
-        log_notice("vm_memory_high_watermark %s. Memory used:%llu allowed:%llu", is ? "set" : "clear", (unsigned long long)v->memory_used,
-                   (unsigned long long)v->memory_limit);
+        log_notice("vm_memory_high_watermark %s. Memory used:%llu allowed:%llu", is ? "set" : "clear",
+                   (unsigned long long)v->memory_used, (unsigned long long)v->memory_limit);
     }
 }
 
@@ -125,7 +128,8 @@ static void look_at_disk(struct monitor *m)
     uint64_t free_bytes;
     if (measure_disk_free(m->config.path, &free_bytes) != RC_OK) {
         if (!m->is_disk_silent) {
-            log_error("the room left on the disk of %s cannot be asked for; the disk alarm stays as it is", m->config.path);
+            log_error("the room left on the disk of %s cannot be asked for; the disk alarm stays as it is",
+                      m->config.path);
         }
         m->is_disk_silent = true;
         v->disk_free = UINT64_MAX;
@@ -136,8 +140,8 @@ static void look_at_disk(struct monitor *m)
     const bool was = m->bits & ALARM_DISK, is = free_bytes < v->disk_limit;
     m->bits = is ? m->bits | ALARM_DISK : m->bits & ~(uint32_t)ALARM_DISK;
     if (was != is) {
-        log_notice("Free disk space is %s. Free bytes: %llu. Limit: %llu", is ? "insufficient" : "sufficient", (unsigned long long)free_bytes,
-                   (unsigned long long)v->disk_limit);
+        log_notice("Free disk space is %s. Free bytes: %llu. Limit: %llu", is ? "insufficient" : "sufficient",
+                   (unsigned long long)free_bytes, (unsigned long long)v->disk_limit);
     }
 }
 

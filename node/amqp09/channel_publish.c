@@ -53,8 +53,8 @@ static void body_release(struct channel *ch)
     buf_shrink(&ch->body, BODY_KEEP_BYTES);
 }
 
-// A large body is gathered where it will stay: the command and the record around it are written in front of it, and it is
-// summed while its bytes are at hand.
+// A large body is gathered where it will stay: the command and the record around it are written in front of
+// it, and it is summed while its bytes are at hand.
 static void body_gather(struct channel *ch, struct span payload)
 {
     if (ch->body_size < BLOCK_BYTES_MIN) {

@@ -491,8 +491,8 @@ static size_t parse_rest(struct connection *c, struct span in)
     return used;
 }
 
-// After parsing: what a pause left behind is parsed before anything more is read, or it would grow with every turn in which
-// less is taken than a read brings.
+// After parsing: what a pause left behind is parsed before anything more is read, or it would grow with every
+// turn in which less is taken than a read brings.
 static void backlog_changed(struct connection *c)
 {
     c->has_backlog = c->rest.len > 0 && connection_is_paused(c);

@@ -142,8 +142,8 @@ void connection_destroy(struct connection *c);
 
 // Takes all of `in` (what cannot be parsed now is copied).
 void connection_input(struct connection *c, struct span in);
-// What is to be written next, and how much of it was. Large bodies lie outside the buffer: the output may be in parts, of
-// which this is the first; connection_output_parts gives up to `max` of them and returns how many.
+// What is to be written next, and how much of it was. Large bodies lie outside the buffer: the output may be
+// in parts, of which this is the first; connection_output_parts gives up to `max` of them and returns how many.
 struct span connection_output(const struct connection *c);
 int connection_output_parts(const struct connection *c, struct iovec *parts, int max);
 size_t connection_output_waiting(const struct connection *c);  // Bytes of all parts.

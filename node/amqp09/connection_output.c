@@ -2,10 +2,10 @@
 // A connection's output and its pauses: what goes out, what the socket took, and when input has to stop.
 //
 // Output waits in one buffer, except for large bodies, which are shared with whoever else has them in memory
-// (base/block.h): `pieces` says where in the buffer they belong. Above LIMIT_CONNECTION_OUTPUT_BYTES deliveries of all its channels are paused
-// and nothing more is read, until half of it has been taken: a client that does not read holds up only
-// itself. Marks remember which consumer's bytes end where, so that queues learn what the socket took
-// (decision 9).
+// (base/block.h): `pieces` says where in the buffer they belong. Above LIMIT_CONNECTION_OUTPUT_BYTES
+// deliveries of all its channels are paused and nothing more is read, until half of it has been taken: a
+// client that does not read holds up only itself. Marks remember which consumer's bytes end where, so that
+// queues learn what the socket took (decision 9).
 //
 // There may be several reasons not to read at once; the driver is told only of the change from none to some
 // and back.

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Shared blocks (block.h).
 //
-// There are few of them, one or two for each large message under way, so finding one is a walk over a list. It hangs on the
-// thread because what is shared lies under many structs that do not know each other (logs, sessions, connections) but
-// always belong to one worker.
+// There are few of them, one or two for each large message under way, so finding one is a walk over a list.
+// It hangs on the thread because what is shared lies under many structs that do not know each other (logs,
+// sessions, connections) but always belong to one worker.
 #include "node/base/block.h"
 #include "node/base/crc32c.h"
 #include "node/base/mem.h"

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Large pieces of memory with several owners: the body of one large message, which a log chunk, a queue session, links to
-// peers and clients' outputs all need for a while. Sharing keeps it in memory once instead of once for each.
+// Large pieces of memory with several owners: the body of one large message, which a log chunk, a queue
+// session, links to peers and clients' outputs all need for a while. Sharing keeps it in memory once instead
+// of once for each.
 //
-// A span that is large (BLOCK_BYTES_MIN) may lie in a block: block_of finds it by address, so spans travel as ever and only
-// who wants to keep the bytes asks. Blocks belong to the thread that created them: holding, releasing and finding happen there.
-// Other threads may read the bytes while an owner on that thread keeps them. What is left when the thread has ended may be
-// released by whoever tears its owners down.
+// A span that is large (BLOCK_BYTES_MIN) may lie in a block: block_of finds it by address, so spans travel as
+// ever and only who wants to keep the bytes asks. Blocks belong to the thread that created them: holding,
+// releasing and finding happen there.
+// Other threads may read the bytes while an owner on that thread keeps them. What is left when the thread has
+// ended may be released by whoever tears its owners down.
 #pragma once
 #include "node/base/buf.h"
 
@@ -15,13 +17,13 @@ struct block {
     uint8_t *ptr;
     size_t cap;
     uint32_t refs;
-    // The only owner needs the bytes no more once they were copied: who copies may give the pages back (block_discard), and
-    // says so.
+    // The only owner needs the bytes no more once they were copied: who copies may give the pages back
+    // (block_discard), and says so.
     bool is_disposable, is_discarded;
     // Beside what of it is given away nothing in it is needed either: a head may be written in front, padding behind.
     bool has_room;
-    // The CRC32C of the bytes [sum_from, sum_end), taken when they came: who checks them need not read them again. Who changes
-    // bytes within says so (block_set_sum). sum_from == sum_end: not known.
+    // The CRC32C of the bytes [sum_from, sum_end), taken when they came: who checks them need not read them
+    // again. Who changes bytes within says so (block_set_sum). sum_from == sum_end: not known.
     size_t sum_from, sum_end;
     uint32_t sum;
     size_t swept;        // Given back already, while it waits to be freed.
@@ -31,9 +33,10 @@ struct block {
 struct block *block_create(size_t bytes);      // One reference, the caller's.
 struct block *block_adopt(struct buf *b);      // Takes the buffer's memory and leaves it empty.
 struct block *block_hold(struct block *b);     // Returns `b`.
-void block_release(struct block *b);           // NULL: nothing. The last one frees the memory, or leaves that to block_sweep.
-// Frees about `bytes` of what was released on this thread; true: there is more. Freeing 16 MiB at once takes milliseconds:
-// a thread that calls this in each turn (from its first call on) does it by and by. SIZE_MAX at its end.
+// NULL: nothing. The last one frees the memory, or leaves that to block_sweep.
+void block_release(struct block *b);
+// Frees about `bytes` of what was released on this thread; true: there is more. Freeing 16 MiB at once takes
+// milliseconds: a thread that calls this in each turn (from its first call on) does it by and by. SIZE_MAX at its end.
 bool block_sweep(size_t bytes);
 // The block in which the bytes at `ptr` lie; NULL if in none.
 struct block *block_find(const void *ptr);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // CRC32C. The hardware instruction has a latency of three cycles and a throughput of one, so ranges are summed as three
-// interleaved streams ("lanes") and joined by multiplying with x^(8n) mod P (tables made at first use): long lanes for long
-// ranges, short ones so that a message of a kilobyte gains too. What is left takes the plain loop. Processors without SSE4.2
-// take a table-driven one (slicing by 8).
+// interleaved streams ("lanes") and joined by multiplying with x^(8n) mod P (tables made at first use): long
+// lanes for long ranges, short ones so that a message of a kilobyte gains too. What is left takes the plain
+// loop. Processors without SSE4.2 take a table-driven one (slicing by 8).
 //
-// Sums are polynomials over GF(2), the highest bit the coefficient of x^0. What stands before `n` bytes counts in the sum of
-// the whole multiplied by x^(8n): that is how sums of neighbours are joined without their bytes.
+// Sums are polynomials over GF(2), the highest bit the coefficient of x^0. What stands before `n` bytes
+// counts in the sum of the whole multiplied by x^(8n): that is how sums of neighbours are joined without their bytes.
 #include "node/base/crc32c.h"
 #include <pthread.h>
 #include <stdbool.h>
@@ -86,8 +86,8 @@ static uint32_t advance(uint32_t shift[4][256], uint32_t crc)
 }
 
 // Sums three lanes at `p` and, if `to` is not NULL, copies them there.
-__attribute__((target("sse4.2"), always_inline)) static inline uint32_t three_lanes(uint32_t crc, uint8_t *to, const uint8_t *p,
-                                                                                    size_t lane, uint32_t shift[4][256])
+__attribute__((target("sse4.2"), always_inline)) static inline uint32_t
+three_lanes(uint32_t crc, uint8_t *to, const uint8_t *p, size_t lane, uint32_t shift[4][256])
 {
     uint64_t a = crc, b = 0, c = 0;
     for (size_t i = 0; i < lane; i += 8) {
@@ -109,7 +109,8 @@ __attribute__((target("sse4.2"), always_inline)) static inline uint32_t three_la
 }
 
 // Sums `n` bytes at `p` and, if `to` is not NULL, copies them there.
-__attribute__((target("sse4.2"), always_inline)) static inline uint32_t hard(uint32_t crc, uint8_t *to, const uint8_t *p, size_t n)
+__attribute__((target("sse4.2"), always_inline)) static inline uint32_t hard(uint32_t crc, uint8_t *to,
+                                                                             const uint8_t *p, size_t n)
 {
     for (; n >= 3 * LANE_LONG; n -= 3 * LANE_LONG, p += 3 * LANE_LONG, to = to ? to + 3 * LANE_LONG : NULL) {
         crc = three_lanes(crc, to, p, LANE_LONG, shift_long);

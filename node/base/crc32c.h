@@ -10,6 +10,6 @@
 uint32_t crc32c(uint32_t crc, const void *ptr, size_t n);
 // Copies and sums in one pass. `to` and `from` must not overlap.
 uint32_t crc32c_copy(uint32_t crc, void *to, const void *from, size_t n);
-// The sum of two ranges one behind the other, from the sum of each; O(log len2). And back: given the sums of the first and of
-// both together it returns that of the second.
+// The sum of two ranges one behind the other, from the sum of each; O(log len2). And back: given the sums of
+// the first and of both together it returns that of the second.
 uint32_t crc32c_combine(uint32_t crc1, uint32_t crc2, uint64_t len2);

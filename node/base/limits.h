@@ -20,8 +20,8 @@ enum {
     LIMIT_WAL_PENDING_BYTES = 16 << 20,
     // One WAL batch unless it is one record (decision 4).
     LIMIT_WAL_BATCH_BYTES = 4 << 20,
-    // A larger record is written to the WAL in pieces of this size, between which batches of others go (decision 4): the
-    // longest that a small message waits for a large one's bytes is about two of these on each node.
+    // A larger record is written to the WAL in pieces of this size, between which batches of others go
+    // (decision 4): the longest that a small message waits for a large one's bytes is about two of these on each node.
     LIMIT_WAL_SLICE_BYTES = 1 << 20,
     // Size of a WAL file (decision 3). A larger record gets a file of its own size.
     LIMIT_WAL_FILE_BYTES = 64 << 20,

@@ -3,7 +3,8 @@
 // (engine-notes §6.2). Two key kinds: u64, and bytes (copied into the map, or borrowed from the value).
 //
 // Owner thread: that of the embedding struct. Values are borrowed pointers; never NULL.
-// Deleting leaves a hole in the order that is closed at the next growth. Cost per entry about 24 bytes; with bytes keys 40 and a copied key.
+// Deleting leaves a hole in the order that is closed at the next growth. Cost per entry about 24 bytes; with
+// bytes keys 40 and a copied key.
 #pragma once
 #include "node/base/span.h"
 
@@ -23,7 +24,8 @@ struct map {
 
 void map_init_u64(struct map *m);
 void map_init_bytes(struct map *m);
-void map_init_borrowed(struct map *m);  // Bytes that stay where they are until their entry is removed or the map deinitialized.
+// Bytes that stay where they are until their entry is removed or the map deinitialized.
+void map_init_borrowed(struct map *m);
 void map_deinit(struct map *m);  // Frees the keys, not the values.
 
 void *map_get(const struct map *m, uint64_t key);

@@ -49,7 +49,14 @@ enum rc {
         RC_COUNT
 };
 
-enum rc_category { RC_CATEGORY_NONE, RC_CATEGORY_RETRY, RC_CATEGORY_PEER, RC_CATEGORY_CLIENT, RC_CATEGORY_DISK, RC_CATEGORY_BUG };
+enum rc_category {
+    RC_CATEGORY_NONE,
+    RC_CATEGORY_RETRY,
+    RC_CATEGORY_PEER,
+    RC_CATEGORY_CLIENT,
+    RC_CATEGORY_DISK,
+    RC_CATEGORY_BUG
+};
 
 // Both return static text / a constant for every value, also unknown ones.
 const char *rc_text(enum rc rc);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The broker of one worker: what exists (vhosts, exchanges, queues, bindings, users, permissions), as projected from the
-// metadata store, routing over it, and the operations that change it. Protocol sessions know queues and exchanges only
-// through this header.
+// The broker of one worker: what exists (vhosts, exchanges, queues, bindings, users, permissions), as
+// projected from the metadata store, routing over it, and the operations that change it. Protocol sessions
+// know queues and exchanges only through this header.
 //
 // Lookups return records of the worker's own projection: borrowed until the end of the loop turn, no lock, no LMDB.
 // Operations are asynchronous: `done` is called once on the same worker, never from inside the call, with a
@@ -34,7 +34,8 @@ struct broker_config {
     // What the store recovered of a group at start-up; NULL: nothing, and nothing was lost. Read at once.
     const struct store_group *(*recovered)(void *ctx, uint64_t group);
     // A node record appeared, changed or went (is_known false). Worker 0 only.
-    void (*node_changed)(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known);
+    void (*node_changed)(void *ctx, struct span name, uint32_t node_id, struct span store_id,
+                         struct span address, bool is_known);
     void *ctx;
 };
 struct broker *broker_create(const struct broker_config *config);
@@ -69,7 +70,8 @@ struct broker_queue {
     struct span name;
     enum queue_type type;
     bool is_durable : 1, is_single_active : 1;
-    uint8_t joining, non_voters;  // Members by position (bits): announced, not known to be in the group; not to be promoted.
+    uint8_t joining, non_voters;  // Members by position (bits): announced, not known to be in the group; not
+                                  // to be promoted.
     uint8_t lost;                 // Likewise: lost their memory, to be made anew.
     struct span arguments;
     struct queue_target target;
@@ -89,7 +91,8 @@ void broker_binding_each(struct broker_vhost *v, void (*each)(void *ctx, const s
 // Rises with every change of the projection: a session may cache a route or permission with it.
 uint64_t broker_version(const struct broker *b);
 bool broker_is_loaded(const struct broker *b);  // The metastore's content is here: listeners may open.
-// The record of a queue could not be read, or its replica here not started: a group that no queue names may be that one's.
+// The record of a queue could not be read, or its replica here not started: a group that no queue names may
+// be that one's.
 bool broker_has_unread(const struct broker *b);
 
 // The nodes of the cluster.
@@ -105,14 +108,18 @@ struct broker_node {
 void broker_node_each(struct broker *b, void (*each)(void *ctx, const struct broker_node *n), void *ctx);
 const struct broker_node *broker_node_find(struct broker *b, struct span name);
 const struct broker_node *broker_node_by_id(struct broker *b, uint32_t node_id);
-// The node that took the place of a retired node id (same name, new disk, new ids), or NULL: the id is in use, was forgotten,
-// or is unknown. A queue with a member on the retired id gets a new replica, with a new replica id, on this node.
+// The node that took the place of a retired node id (same name, new disk, new ids), or NULL: the id is in
+// use, was forgotten, or is unknown. A queue with a member on the retired id gets a new replica, with a new
+// replica id, on this node.
 const struct broker_node *broker_node_successor(struct broker *b, uint32_t retired_id);
-// Command that makes a joining node known; the store gives it node and replica ids (node_id = low 32 bits of the first id).
-void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address, broker_done_fn *done, void *ctx);
-// The node of this name came back with another disk (law 2): one command gives it new ids and retires the old ones, if its
-// record still has that version (else RC_CONFLICT; RC_NOT_FOUND without one).
-void broker_node_replace(struct broker *b, const struct broker_node *known, struct span store_id, struct span address, broker_done_fn *done, void *ctx);
+// Command that makes a joining node known; the store gives it node and replica ids (node_id = low 32 bits of
+// the first id).
+void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address,
+                     broker_done_fn *done, void *ctx);
+// The node of this name came back with another disk (law 2): one command gives it new ids and retires the old
+// ones, if its record still has that version (else RC_CONFLICT; RC_NOT_FOUND without one).
+void broker_node_replace(struct broker *b, const struct broker_node *known, struct span store_id,
+                         struct span address, broker_done_fn *done, void *ctx);
 // Marks a node as in maintenance mode, or not.
 void broker_node_maintenance(struct broker *b, struct span name, bool is_draining, broker_done_fn *done, void *ctx);
 // Forgets a node: deletes its record (RC_NOT_FOUND without one). Its ids are never given again.
@@ -127,12 +134,15 @@ struct broker_user {
 };
 MUST_USE bool broker_authenticate(struct broker *b, struct span user, struct span password, struct broker_user *out);
 void broker_user_each(struct broker *b, void (*each)(void *ctx, struct span name, bool is_administrator), void *ctx);
-void broker_permission_each(struct broker_vhost *v, void (*each)(void *ctx, struct span user, const char *const patterns[3]), void *ctx);
+void broker_permission_each(struct broker_vhost *v,
+                            void (*each)(void *ctx, struct span user, const char *const patterns[3]),
+                            void *ctx);
 bool broker_user_exists(struct broker *b, struct span user);
 bool broker_may_enter(struct broker *b, struct span user, struct broker_vhost *v);  // Has permissions there.
 enum broker_access { ACCESS_CONFIGURE, ACCESS_WRITE, ACCESS_READ };
 // PCRE2 patterns, compiled once and cached per (user, vhost). `name` of the default exchange is "amq.default".
-MUST_USE bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, enum broker_access access, struct span name);
+MUST_USE bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v,
+                             enum broker_access access, struct span name);
 
 // ---- routing -----------------------------------------------------------------------------------------------------
 
@@ -141,7 +151,8 @@ struct broker_route {
     uint32_t count;
     const struct broker_queue **queues;  // Each once. Borrowed until the next broker_route on this worker.
 };
-// All of an exchange graph, cycle safe, alternate exchange included. `headers` is the message's header table (may be empty).
+// All of an exchange graph, cycle safe, alternate exchange included. `headers` is the message's header table
+// (may be empty).
 void broker_route(struct broker *b, struct broker_vhost *v, const struct broker_exchange *x, const struct span *keys,
                   uint32_t keys_count, struct span headers, struct broker_route *out);
 
@@ -154,31 +165,36 @@ struct broker_result {
     char text[256];        // Explanation part of the reply text.
 };
 
-// Every operation checks, in RabbitMQ's order: names, permissions (user), existence, equivalence. `user` may be empty for
-// the system itself. Strings are copied. Not found is proven by a fence first (decision 16).
+// Every operation checks, in RabbitMQ's order: names, permissions (user), existence, equivalence. `user` may
+// be empty for the system itself. Strings are copied. Not found is proven by a fence first (decision 16).
 struct broker_exchange_declare {
     struct span name, type;
     bool is_passive, is_durable, is_auto_delete, is_internal;
     struct span arguments;
 };
-void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_exchange_declare *d, broker_done_fn *done, void *ctx);
-void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused, broker_done_fn *done, void *ctx);
+void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct span user,
+                             const struct broker_exchange_declare *d, broker_done_fn *done, void *ctx);
+void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name,
+                            bool if_unused, broker_done_fn *done, void *ctx);
 struct broker_queue_declare {
     struct span name;
     bool is_passive, is_durable, is_exclusive, is_auto_delete;
     struct span arguments;
 };
 // On success the queue is in the projection and its group has been asked to start.
-void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_queue_declare *d, broker_done_fn *done, void *ctx);
-void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused, bool if_empty, broker_done_fn *done, void *ctx);
+void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span user,
+                          const struct broker_queue_declare *d, broker_done_fn *done, void *ctx);
+void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name,
+                         bool if_unused, bool if_empty, broker_done_fn *done, void *ctx);
 struct broker_bind {
     struct span source, destination, key, arguments;
     bool to_queue;
     bool is_unbind;
 };
-// Members of a quorum queue (README.md, "Members of a queue"). Asked on the worker that owns the group, on the node that leads
-// it; answered once, within `timeout_ms`. RC_OK: so it is now. RC_EXISTS: it was so. RC_NOT_LEADER: ask the leader (if this node
-// led and was to leave, it hands over first). RC_BUSY: another request concerns this queue. RC_INVALID: the last member.
+// Members of a quorum queue (README.md, "Members of a queue"). Asked on the worker that owns the group, on
+// the node that leads it; answered once, within `timeout_ms`. RC_OK: so it is now. RC_EXISTS: it was so.
+// RC_NOT_LEADER: ask the leader (if this node led and was to leave, it hands over first). RC_BUSY: another
+// request concerns this queue. RC_INVALID: the last member.
 // RC_NOT_CONNECTED: the node is not up. RC_NO_QUORUM, RC_TIMEOUT: not done, as far as this node knows. RC_NOT_FOUND,
 // RC_TOO_LARGE. All with a text.
 enum broker_member_how { MEMBER_PROMOTABLE, MEMBER_VOTER, MEMBER_NON_VOTER };
@@ -188,7 +204,8 @@ struct broker_member_change {
     uint32_t node_id;
     enum broker_member_how how;  // When adding. MEMBER_VOTER: answered once it votes.
 };
-void broker_member_change(struct broker *b, const struct broker_member_change *c, uint32_t timeout_ms, broker_done_fn *done, void *ctx);
+void broker_member_change(struct broker *b, const struct broker_member_change *c, uint32_t timeout_ms,
+                          broker_done_fn *done, void *ctx);
 // From queue_service_config.led. `owner` is a queue of this broker.
 void broker_queue_led(struct broker *b, void *owner);
 // From queue_service_config.lost, likewise: the record is to say so, that the leader replaces this node's replica.
@@ -196,8 +213,11 @@ void broker_queue_lost(struct broker *b, void *owner);
 // Every turn of the worker, before host_turn. Returns when it wants to run again.
 uint64_t broker_turn(struct broker *b);
 
-void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d, broker_done_fn *done, void *ctx);
+void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d,
+                 broker_done_fn *done, void *ctx);
 
-void broker_user_put(struct broker *b, struct span name, struct span password, bool must_exist, bool must_be_new, broker_done_fn *done, void *ctx);
+void broker_user_put(struct broker *b, struct span name, struct span password, bool must_exist,
+                     bool must_be_new, broker_done_fn *done, void *ctx);
 void broker_user_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx);
-void broker_permissions_put(struct broker *b, struct span user, struct span vhost, struct span configure, struct span write, struct span read, broker_done_fn *done, void *ctx);
+void broker_permissions_put(struct broker *b, struct span user, struct span vhost, struct span configure,
+                            struct span write, struct span read, broker_done_fn *done, void *ctx);

@@ -37,8 +37,9 @@ bool argument_differs(struct span received, struct span current, const char *key
 
 static bool refuse_property(struct op *op, const char *key, const char *received, const char *current)
 {
-    op_refuse(op, RC_CONFLICT, 406, "inequivalent arg '%s' for exchange '%.*s' in vhost '%s': received '%s' but current is '%s'", key,
-              SPAN_ARGS(op->name), op->vhost, received, current);
+    op_refuse(op, RC_CONFLICT, 406,
+              "inequivalent arg '%s' for exchange '%.*s' in vhost '%s': received '%s' but current is '%s'",
+              key, SPAN_ARGS(op->name), op->vhost, received, current);
     return false;
 }
 
@@ -117,7 +118,8 @@ static void exchange_declare_again(struct op *op)
     struct exchange *x = v ? vhost_exchange(v, op->name) : NULL;
     enum exchange_type type;
     if (!op->is_passive && !exchange_type_parse(op->type, &type)) {
-        op_refuse(op, RC_UNSUPPORTED, 406, "%s exchange type '%.*s'", op->type.len > 0 ? "unknown" : "invalid", SPAN_ARGS(op->type));
+        op_refuse(op, RC_UNSUPPORTED, 406, "%s exchange type '%.*s'",
+                  op->type.len > 0 ? "unknown" : "invalid", SPAN_ARGS(op->type));
         return;
     }
     if (op->name.len == 0) {
@@ -147,11 +149,13 @@ static void exchange_declare_again(struct op *op)
     struct table_value alternate;
     if (table_find(op->arguments, "alternate-exchange", &alternate)) {
         if (alternate.type != TABLE_STRING) {
-            op_refuse(op, RC_INVALID, 406, "invalid type '%s' for arg 'alternate-exchange' in exchange '%.*s' in vhost '%s'",
+            op_refuse(op, RC_INVALID, 406,
+                      "invalid type '%s' for arg 'alternate-exchange' in exchange '%.*s' in vhost '%s'",
                       table_type_name(alternate.type), SPAN_ARGS(op->name), op->vhost);
             return;
         }
-        if (!op_allowed(op, ACCESS_READ, "exchange", op->name) || !op_allowed(op, ACCESS_WRITE, "exchange", alternate.bytes)) {
+        if (!op_allowed(op, ACCESS_READ, "exchange", op->name) ||
+            !op_allowed(op, ACCESS_WRITE, "exchange", alternate.bytes)) {
             return;
         }
     }
@@ -162,8 +166,8 @@ static void exchange_declare_again(struct op *op)
     exchange_create_submit(op);
 }
 
-void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_exchange_declare *d,
-                             broker_done_fn *done, void *ctx)
+void broker_exchange_declare(struct broker *b, struct broker_vhost *v, struct span user,
+                             const struct broker_exchange_declare *d, broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, v, user, done, ctx);
     op->name = op_copy_name(op, d->name);
@@ -219,8 +223,8 @@ static void exchange_deleted(struct op *op, const struct meta_result *r)
     }
 }
 
-void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused,
-                            broker_done_fn *done, void *ctx)
+void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name,
+                            bool if_unused, broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, v, user, done, ctx);
     op->name = op_copy_name(op, name);
@@ -229,7 +233,8 @@ void broker_exchange_delete(struct broker *b, struct broker_vhost *v, struct spa
         return;
     }
     if (span_starts_with(op->name, "amq.")) {
-        op_refuse(op, RC_DENIED, 403, "deletion of system exchange '%.*s' in vhost '%s' not allowed", SPAN_ARGS(op->name), op->vhost);
+        op_refuse(op, RC_DENIED, 403, "deletion of system exchange '%.*s' in vhost '%s' not allowed",
+                  SPAN_ARGS(op->name), op->vhost);
         return;
     }
     if (!op_allowed(op, ACCESS_CONFIGURE, "exchange", op->name)) {
@@ -253,7 +258,8 @@ static void bind_committed(struct op *op, const struct meta_result *r)
         op_ok(op);
     } else if (r->rc == RC_NOT_FOUND) {
         bool is_source = r->failed_op == 0;
-        op_refuse(op, RC_NOT_FOUND, 404, "no %s '%.*s' in vhost '%s'", is_source || !op->to_queue ? "exchange" : "queue",
+        op_refuse(op, RC_NOT_FOUND, 404, "no %s '%.*s' in vhost '%s'",
+                  is_source || !op->to_queue ? "exchange" : "queue",
                   SPAN_ARGS(is_source ? op->source : op->destination), op->vhost);
     } else {
         op_fail(op, r->rc, 541, true, "cannot bind: %s", rc_text(r->rc));
@@ -266,7 +272,8 @@ static void bind_submit(struct op *op)
     binding_leaf(op->key, op->arguments, leaf);
     struct span vhost = span_str(op->vhost);
     struct meta_path source = path_exchange(vhost, op->source);
-    struct meta_path destination = op->to_queue ? path_queue(vhost, op->destination) : path_exchange(vhost, op->destination);
+    struct meta_path destination =
+        op->to_queue ? path_queue(vhost, op->destination) : path_exchange(vhost, op->destination);
     struct meta_path path = path_binding(vhost, op->source, op->to_queue, op->destination, span_str(leaf));
     struct meta_command c;
     meta_command_init(&c);
@@ -304,8 +311,8 @@ static bool has_binding(struct exchange *x, struct op *op)
 {
     list_each(item, &x->bindings) {
         struct binding *b = list_entry(item, struct binding, in_source);
-        if (b->is_to_queue == op->to_queue && span_equal(b->destination, op->destination) && span_equal(b->key, op->key) &&
-            span_equal(b->arguments, op->arguments)) {
+        if (b->is_to_queue == op->to_queue && span_equal(b->destination, op->destination) &&
+            span_equal(b->key, op->key) && span_equal(b->arguments, op->arguments)) {
             return true;
         }
     }
@@ -349,7 +356,8 @@ static void bind_again(struct op *op)
     bind_submit(op);
 }
 
-void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d, broker_done_fn *done, void *ctx)
+void broker_bind(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_bind *d,
+                 broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, v, user, done, ctx);
     op->source = op_copy_name(op, d->source);

@@ -32,7 +32,8 @@ const char *headers_check(struct span arguments, char *text, size_t text_size)
         return NULL;
     }
     if (bad.type == TABLE_STRING) {
-        snprintf(text, text_size, "Invalid x-match field value <<\"%.*s\">>; expected all, any, all-with-x, or any-with-x",
+        snprintf(text, text_size,
+                 "Invalid x-match field value <<\"%.*s\">>; expected all, any, all-with-x, or any-with-x",
                  (int)(bad.bytes.len < 100 ? bad.bytes.len : 100), (const char *)bad.bytes.ptr);
     } else {
         struct buf value = {0};
@@ -41,8 +42,9 @@ const char *headers_check(struct span arguments, char *text, size_t text_size)
         if (shown.len >= 2 && shown.ptr[0] == '\'') {
             shown = span_of(shown.ptr + 1, shown.len - 2);  // Numbers stand here without quotes.
         }
-        snprintf(text, text_size, "Invalid x-match field type %s (value %.*s); expected longstr", table_type_name(bad.type),
-                 (int)(shown.len < 100 ? shown.len : 100), (const char *)shown.ptr);
+        snprintf(text, text_size, "Invalid x-match field type %s (value %.*s); expected longstr",
+                 table_type_name(bad.type), (int)(shown.len < 100 ? shown.len : 100),
+                 (const char *)shown.ptr);
         buf_deinit(&value);
     }
     return text;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The projection's structs, shared by the files of node/broker only.
 //
-// Owner thread: the broker's worker. Everything hangs off struct broker and is changed only by projection.c, from changes
-// that the metadata store tells in order.
+// Owner thread: the broker's worker. Everything hangs off struct broker and is changed only by projection.c,
+// from changes that the metadata store tells in order.
 #pragma once
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "node/base/map.h"
@@ -48,10 +48,12 @@ struct queue {
     struct list incoming;
     uint64_t visited, told;
     uint64_t version;                   // Of the record.
-    struct change *change;              // Its members are not as they should be and this worker leads it (membership.c); else NULL.
+    struct change *change;              // Its members are not as they should be and this worker leads it
+                                        // (membership.c); else NULL.
     struct list lost;                   // In membership's list of replicas here whose loss the record does not say yet.
     struct telling *telling;            // That is being written (membership_lost.c).
-    uint32_t *founders;                 // Nodes of the founding members, if they are not those of pub.target; else NULL.
+    uint32_t *founders;                 // Nodes of the founding members, if they are not those of pub.target;
+                                        // else NULL.
     uint8_t founders_count;
     char name[];                        // pub.name
 };
@@ -90,7 +92,8 @@ struct broker {
     struct meta_subscriber subscriber;
     struct map vhosts, users, nodes;
     struct map draining;  // Name of a node in maintenance mode -> generation that told of it (uint64_t)
-    struct map replicas_by_node, leads_by_node;  // node id -> queues with a member, a first member there (a number in the pointer)
+    struct map replicas_by_node, leads_by_node;  // node id -> queues with a member, a first member there (a
+                                                 // number in the pointer)
     uint64_t version;
     uint64_t generation;  // Raised by each reset.
     bool is_loaded, is_closing;
@@ -133,8 +136,8 @@ void nodes_sweep(struct broker *b);
 void nodes_change(struct broker *b, struct span name, const struct meta_change *c);
 void nodes_maintenance_change(struct broker *b, struct span name, const struct meta_change *c);
 // Puts a node's record, with ids if they are not 0; with `known` in its place, and its node id is retired.
-void node_record_put(struct meta_command *c, struct span name, struct span store_id, struct span address, uint32_t node_id, uint64_t replica_id,
-                     const struct broker_node *known);
+void node_record_put(struct meta_command *c, struct span name, struct span store_id, struct span address,
+                     uint32_t node_id, uint64_t replica_id, const struct broker_node *known);
 
 // topic.c
 struct topic_node *topic_create(void);
@@ -159,7 +162,8 @@ struct meta_path path_vhost(struct span vhost);
 struct meta_path path_permission(struct span vhost, struct span user);
 struct meta_path path_exchange(struct span vhost, struct span name);
 struct meta_path path_queue(struct span vhost, struct span name);
-struct meta_path path_binding(struct span vhost, struct span source, bool to_queue, struct span destination, struct span leaf);
+struct meta_path path_binding(struct span vhost, struct span source, bool to_queue, struct span destination,
+                              struct span leaf);
 enum { LEAF_BYTES = 64 };
 // The binding's name among those of the same source and destination: hex of SHA-256 over key and sorted arguments.
 void binding_leaf(struct span key, struct span arguments, char leaf[LEAF_BYTES + 1]);

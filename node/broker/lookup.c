@@ -49,14 +49,21 @@ void broker_binding_each(struct broker_vhost *v, void (*each)(void *ctx, const s
 {
     uint32_t pos = 0;
     for (struct queue *q; (q = map_next(&v->queues, &pos, NULL, NULL));) {
-        struct broker_binding implicit = {.source = span_str(""), .destination = q->pub.name, .key = q->pub.name, .to_queue = true};
+        struct broker_binding implicit = {.source = span_str(""),
+                                          .destination = q->pub.name,
+                                          .key = q->pub.name,
+                                          .to_queue = true};
         each(ctx, &implicit);
     }
     pos = 0;
     for (struct exchange *x; (x = map_next(&v->exchanges, &pos, NULL, NULL));) {
         list_each(item, &x->bindings) {
             struct binding *b = list_entry(item, struct binding, in_source);
-            struct broker_binding out = {.source = x->pub.name, .destination = b->destination, .key = b->key, .arguments = b->arguments, .to_queue = b->is_to_queue};
+            struct broker_binding out = {.source = x->pub.name,
+                                         .destination = b->destination,
+                                         .key = b->key,
+                                         .arguments = b->arguments,
+                                         .to_queue = b->is_to_queue};
             each(ctx, &out);
         }
     }
@@ -71,7 +78,9 @@ void broker_user_each(struct broker *b, void (*each)(void *ctx, struct span name
     }
 }
 
-void broker_permission_each(struct broker_vhost *v, void (*each)(void *ctx, struct span user, const char *const patterns[3]), void *ctx)
+void broker_permission_each(struct broker_vhost *v,
+                            void (*each)(void *ctx, struct span user, const char *const patterns[3]),
+                            void *ctx)
 {
     uint32_t pos = 0;
     struct span user;

@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Members of quorum queues: the record in the metadata store and the configuration in the group's own log converge.
 //
-// Two things must agree, and each can change while the node that changes them dies: the queue's record (which node is to
-// have a replica, under which id: that alone starts and ends replicas, law 3) and the group's Raft configuration (who votes and
-// who is sent the log: the truth). One owner moves both, the group's leader, on the worker that has the group. It never
-// remembers what it was about to do: it compares the two and does the next step, so a new leader goes on where the former
-// one stopped. The table of half-way states is in README.md.
+// Two things must agree, and each can change while the node that changes them dies: the queue's record (which
+// node is to have a replica, under which id: that alone starts and ends replicas, law 3) and the group's Raft
+// configuration (who votes and who is sent the log: the truth). One owner moves both, the group's leader, on
+// the worker that has the group. It never remembers what it was about to do: it compares the two and does the
+// next step, so a new leader goes on where the former one stopped. The table of half-way states is in README.md.
 //
-// A `struct change` exists only for a queue that has something to do, and at most CHANGES_AT_ONCE of them do something at a
-// time. Ways in: a request (broker_member_change), a record that changed, a lead that began, and scans of all led queues after
-// nodes came or went. No queue has a timer; the lists are ordered by time because their delays are constant.
+// A `struct change` exists only for a queue that has something to do, and at most CHANGES_AT_ONCE of them do
+// something at a time. Ways in: a request (broker_member_change), a record that changed, a lead that began,
+// and scans of all led queues after nodes came or went. No queue has a timer; the lists are ordered by time
+// because their delays are constant.
 //
-// What the configuration lacks is taken out of the record only after a read barrier that began behind the record's version: a
-// leader that was deposed without knowing could otherwise take out a member its successor has let in.
+// What the configuration lacks is taken out of the record only after a read barrier that began behind the
+// record's version: a leader that was deposed without knowing could otherwise take out a member its successor
+// has let in.
 #include "node/broker/membership.h"
 #include "node/base/mem.h"
 #include <stdarg.h>
@@ -54,7 +56,8 @@ void change_answer(struct change *c, enum rc rc, const char *format, ...)
     c->request = (struct request){0};
 }
 
-__attribute__((format(printf, 5, 6))) static void refuse(struct broker *b, broker_done_fn *done, void *ctx, enum rc rc, const char *format, ...)
+__attribute__((format(printf, 5, 6))) static void refuse(struct broker *b, broker_done_fn *done, void *ctx,
+                                                         enum rc rc, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -168,7 +171,8 @@ static bool is_settled(struct broker *b, const struct queue *q, const struct con
     for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
         const struct member *m = &q->pub.target.members[i];
         const struct member *in = config_find(config, m->replica_id);
-        if (!in || queue_member_is_joining(q, i) || node_is_gone(b, m->node_id) || in->is_voter != queue_member_wants_vote(q, i)) {
+        if (!in || queue_member_is_joining(q, i) || node_is_gone(b, m->node_id) ||
+            in->is_voter != queue_member_wants_vote(q, i)) {
             return false;
         }
     }
@@ -211,7 +215,8 @@ static void scan_turn(struct broker *b, uint64_t now)
         }
     }
     if (m->scan_left > 0) {
-        const uint32_t n = queue_leading_each(b->config.queues, m->scan_left < SCAN_BATCH ? m->scan_left : SCAN_BATCH, look_at_led, b);
+        const uint32_t n = queue_leading_each(
+            b->config.queues, m->scan_left < SCAN_BATCH ? m->scan_left : SCAN_BATCH, look_at_led, b);
         m->scan_left -= n > 0 && n <= m->scan_left ? n : m->scan_left;
     }
 }
@@ -259,7 +264,8 @@ void broker_queue_led(struct broker *b, void *owner)
     look(b, owner);
 }
 
-void broker_member_change(struct broker *b, const struct broker_member_change *what, uint32_t timeout_ms, broker_done_fn *done, void *ctx)
+void broker_member_change(struct broker *b, const struct broker_member_change *what, uint32_t timeout_ms,
+                          broker_done_fn *done, void *ctx)
 {
     struct queue *q = queue_replica_owner(b->config.queues, what->group);
     if (!q) {
@@ -271,7 +277,10 @@ void broker_member_change(struct broker *b, const struct broker_member_change *w
         refuse(b, done, ctx, RC_BUSY, "the members of the queue are being changed");
         return;
     }
-    c->request = (struct request){.what = *what, .deadline = membership_now(b) + timeout_ms * NS_PER_MS, .done = done, .ctx = ctx};
+    c->request = (struct request){.what = *what,
+                                  .deadline = membership_now(b) + timeout_ms * NS_PER_MS,
+                                  .done = done,
+                                  .ctx = ctx};
     membership_note(b, q);
 }
 
@@ -326,7 +335,8 @@ void membership_init(struct broker *b)
     }
 }
 
-// The queues are gone, and their changes with them, but for those that asked for something: the process is about to end.
+// The queues are gone, and their changes with them, but for those that asked for something: the process is
+// about to end.
 void membership_deinit(struct broker *b)
 {
     struct membership *m = b->membership;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What membership.c (who is looked at, and when) and membership_step.c (what is done then) share. Thread: the broker's worker.
+// What membership.c (who is looked at, and when) and membership_step.c (what is done then) share. Thread: the
+// broker's worker.
 #pragma once
 #include "node/broker/internal.h"
 
@@ -41,7 +42,8 @@ struct change {
 };
 
 struct membership {
-    struct list lists[PLACES];  // WAITING to be let in; SOON and LATER by `due`; ASKING: a record's write or a proof is under way.
+    struct list lists[PLACES];  // WAITING to be let in; SOON and LATER by `due`; ASKING: a record's write or
+                                // a proof is under way.
     uint32_t active;            // In SOON or ASKING: at most CHANGES_AT_ONCE.
     uint32_t scan_left;       // Led queues still to be looked at.
     uint64_t scan_at;         // When to begin; UINT64_MAX: no scan is wanted.
@@ -63,8 +65,10 @@ static inline uint64_t membership_now(const struct broker *b)
 
 // membership.c
 void change_move(struct change *c, enum place to, uint64_t delay_ms);
-MUST_USE bool change_come_back(struct change *c);  // What was asked for is here. False: the queue has gone meanwhile, and `c` with it.
-__attribute__((format(printf, 3, 4))) void change_answer(struct change *c, enum rc rc, const char *format, ...);  // Ends the request, if any.
+// What was asked for is here. False: the queue has gone meanwhile, and `c` with it.
+MUST_USE bool change_come_back(struct change *c);
+// Ends the request, if any.
+__attribute__((format(printf, 3, 4))) void change_answer(struct change *c, enum rc rc, const char *format, ...);
 
 // membership_step.c
 enum step change_step(struct change *c);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Replicas of this node that lost their memory: their queues' records are to say so (law 2).
 //
-// Only the node concerned is sure to know: its leader may be idle, or new. So it writes the mark into the record, under the
-// record's version; the leader does the rest (membership_step.c): takes the replica out of the configuration if the others stay a
-// majority without it, then has it made anew under another id. What this node has of it stays until then: if a majority lost
-// its memory, an operator may need it.
+// Only the node concerned is sure to know: its leader may be idle, or new. So it writes the mark into the
+// record, under the record's version; the leader does the rest (membership_step.c): takes the replica out of
+// the configuration if the others stay a majority without it, then has it made anew under another id. What
+// this node has of it stays until then: if a majority lost its memory, an operator may need it.
 #include "node/broker/membership.h"
 #include "node/base/log.h"
 #include "node/base/mem.h"
@@ -48,8 +48,9 @@ static void tell(struct broker *b, struct queue *q)
     if (at < 0 || queue_member_is_lost(q, (uint32_t)at)) {
         return;
     }
-    log_warning("queue '%.*s': this node's replica has lost its memory and takes part in nothing; it is to be made anew", (int)q->pub.name.len,
-                (const char *)q->pub.name.ptr);
+    log_warning("queue '%.*s': this node's replica has lost its memory and takes part in nothing; it is to "
+                "be made anew",
+                (int)q->pub.name.len, (const char *)q->pub.name.ptr);
     struct telling *t = mem_zalloc(sizeof(*t));
     *t = (struct telling){.broker = b, .queue = q};
     q->telling = t;

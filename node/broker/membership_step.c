@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The next step for one queue's members: record and configuration are compared and brought one step nearer to each other, then
-// to what a request or the target size asks for. Which half-way states there are, and what follows: README.md.
+// The next step for one queue's members: record and configuration are compared and brought one step nearer to
+// each other, then to what a request or the target size asks for. Which half-way states there are, and what
+// follows: README.md.
 #include "node/broker/membership.h"
 #include "node/base/log.h"
 #include "proto/broker.pb-c.h"
@@ -12,8 +13,8 @@ static bool is_up(struct broker *b, uint32_t node_id)
     return broker_node_by_id(b, node_id) && host_node_is_alive(b->config.host, node_id);
 }
 
-// The node was forgotten, or lost its disk and has another id now. Ids are never given again and a node is known before it
-// is made a member, so a node that this projection does not know (any more) has gone for good.
+// The node was forgotten, or lost its disk and has another id now. Ids are never given again and a node is
+// known before it is made a member, so a node that this projection does not know (any more) has gone for good.
 bool node_is_gone(struct broker *b, uint32_t node_id)
 {
     return !broker_node_by_id(b, node_id);
@@ -75,15 +76,16 @@ static bool can_remove(struct broker *b, const struct queue *q, const struct con
     return voters > 0 && up >= voters / 2 + 1;
 }
 
-// A node that may get a new replica: the one that took the place of `instead_of` (0: nobody), if there is one, and no other; else
-// the one with the fewest. 0: none now.
+// A node that may get a new replica: the one that took the place of `instead_of` (0: nobody), if there is
+// one, and no other; else the one with the fewest. 0: none now.
 static uint32_t candidate(struct broker *b, const struct queue *q, uint32_t instead_of)
 {
     const struct broker_node *heir = instead_of ? broker_node_successor(b, instead_of) : NULL;
     uint32_t best = 0, best_count = UINT32_MAX, pos = 0;
     for (struct node *n; (n = map_next(&b->nodes, &pos, NULL, NULL));) {
         const uint32_t id = n->pub.node_id, count = node_replica_count(b, id);
-        if ((heir && heir->node_id != id) || queue_place_of_node(q, id) >= 0 || !is_up(b, id) || (!heir && n->pub.is_draining)) {
+        if ((heir && heir->node_id != id) || queue_place_of_node(q, id) >= 0 || !is_up(b, id) ||
+            (!heir && n->pub.is_draining)) {
             continue;
         }
         if (count < best_count) {
@@ -142,7 +144,8 @@ static void on_written(void *ctx, const struct meta_result *r)
         return;  // Another's write: looked at afresh.
     }
     change_answer(c, r->rc == RC_NOT_FOUND ? RC_NOT_FOUND : RC_NO_QUORUM,
-                "the metadata store has no majority of its nodes; nothing was changed as far as this node knows: start the missing nodes and try again");
+                  "the metadata store has no majority of its nodes; nothing was changed as far as this node "
+                  "knows: start the missing nodes and try again");
     change_move(c, PLACE_LATER, LATER_MS);
 }
 
@@ -167,7 +170,8 @@ static void record_command(const struct queue *q, struct draft *d, struct meta_c
     r.member_nodes = founders;
     r.n_members = d->count;
     r.members = members;
-    r.announced_id = d->is_announcing ? UINT64_MAX : 0;  // Not 0, so that it has its place; the store writes the id there.
+    r.announced_id = d->is_announcing ? UINT64_MAX : 0;  // Not 0, so that it has its place; the store writes
+                                                         // the id there.
     struct buf payload = {0};
     buf_u64(&payload, q->pub.target.group);
     warren__queue_record__pack(&r, buf_extend(&payload, warren__queue_record__get_packed_size(&r)));
@@ -233,7 +237,8 @@ static enum step propose(struct change *c, struct group *g, enum member_change_k
     const enum rc rc = group_change_members(g, &change);
     static const char *const words[] = {"adding", "promoting", "removing"};
     if (rc == RC_OK) {
-        log_info("queue '%.*s': %s the replica on node %u", (int)c->queue->pub.name.len, (const char *)c->queue->pub.name.ptr, words[kind], m->node_id);
+        log_info("queue '%.*s': %s the replica on node %u", (int)c->queue->pub.name.len,
+                 (const char *)c->queue->pub.name.ptr, words[kind], m->node_id);
         return STEP_SOON;
     }
     if (kind == MEMBER_PROMOTE && rc == RC_BUSY) {
@@ -349,10 +354,12 @@ static enum step request_add(struct change *c, const struct consensus_status *s)
     r->has_started = true;
     if (at >= 0) {
         const struct member *in = config_find(s->config, c->queue->pub.target.members[at].replica_id);
-        if (!in || queue_member_is_joining(c->queue, (uint32_t)at) || (r->what.how == MEMBER_VOTER && !in->is_voter && !r->is_done_before)) {
+        if (!in || queue_member_is_joining(c->queue, (uint32_t)at) ||
+            (r->what.how == MEMBER_VOTER && !in->is_voter && !r->is_done_before)) {
             return STEP_SOON;
         }
-        change_answer(c, r->is_done_before ? RC_EXISTS : RC_OK, "%s", r->is_done_before ? "the node has a replica already" : "");
+        change_answer(c, r->is_done_before ? RC_EXISTS : RC_OK, "%s",
+                      r->is_done_before ? "the node has a replica already" : "");
         return STEP_NOTHING;
     }
     if (node_is_gone(b, r->what.node_id)) {
@@ -372,7 +379,8 @@ static void hand_over(struct change *c, struct group *g, const struct consensus_
     struct broker *b = c->broker;
     for (uint32_t i = 0; i < s->config->count; i++) {
         const struct member *m = &s->config->members[(c->queue->pub.target.group + i) % s->config->count];
-        if (m->is_voter && m->node_id != b->config.node_id && is_up(b, m->node_id) && group_transfer(g, m->node_id) == RC_OK) {
+        if (m->is_voter && m->node_id != b->config.node_id && is_up(b, m->node_id) &&
+            group_transfer(g, m->node_id) == RC_OK) {
             break;
         }
     }
@@ -435,7 +443,9 @@ enum step change_step(struct change *c)
         return STEP_NOTHING;
     }
     if (c->request.done && membership_now(b) >= c->request.deadline) {
-        change_answer(c, RC_TIMEOUT, "the change was not finished in time; what was begun is finished or taken back by itself");
+        change_answer(
+            c, RC_TIMEOUT,
+            "the change was not finished in time; what was begun is finished or taken back by itself");
     }
     if (c->seen_version != q->version) {
         c->seen_version = q->version;

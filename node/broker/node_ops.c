@@ -5,8 +5,8 @@
 #include "proto/broker.pb-c.h"
 #include <stdlib.h>
 
-void node_record_put(struct meta_command *c, struct span name, struct span store_id, struct span address, uint32_t node_id,
-                     uint64_t replica_id, const struct broker_node *known)
+void node_record_put(struct meta_command *c, struct span name, struct span store_id, struct span address,
+                     uint32_t node_id, uint64_t replica_id, const struct broker_node *known)
 {
     char *text = mem_strndup(address.ptr, address.len);
     Warren__NodeRecord r = WARREN__NODE_RECORD__INIT;
@@ -41,7 +41,8 @@ static void node_committed(struct op *op, const struct meta_result *r)
     }
 }
 
-void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address, broker_done_fn *done, void *ctx)
+void broker_node_put(struct broker *b, struct span name, struct span store_id, struct span address,
+                     broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, NULL, span_str(""), done, ctx);
     op->name = op_copy(op, name);
@@ -62,7 +63,8 @@ static void node_replaced(struct op *op, const struct meta_result *r)
     }
 }
 
-void broker_node_replace(struct broker *b, const struct broker_node *known, struct span store_id, struct span address, broker_done_fn *done, void *ctx)
+void broker_node_replace(struct broker *b, const struct broker_node *known, struct span store_id,
+                         struct span address, broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, NULL, span_str(""), done, ctx);
     op->name = op_copy(op, known->name);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The nodes of the cluster: their records (name, ids, store id, address), and which of them are in maintenance mode.
 //
-// A record is made by a joining node's command, which gives it ids that were never given before; it is replaced when the node
-// lost its disk (law 2) and deleted when the node is forgotten. A node in maintenance mode has a record of its own beside it,
-// which goes with it (operator-plane §5.6).
+// A record is made by a joining node's command, which gives it ids that were never given before; it is
+// replaced when the node lost its disk (law 2) and deleted when the node is forgotten. A node in maintenance
+// mode has a record of its own beside it, which goes with it (operator-plane §5.6).
 #include "node/broker/internal.h"
 #include "node/base/mem.h"
 #include "proto/broker.pb-c.h"

@@ -112,8 +112,8 @@ static void on_submitted(void *ctx, const struct meta_result *r)
     case RC_NOT_LEADER:
     case RC_SHUTDOWN:
         op_fail(op, r->rc, 541, true,
-                "the metadata store has no majority of its nodes; nothing was changed as far as this node knows: start the "
-                "missing nodes and try again");
+                "the metadata store has no majority of its nodes; nothing was changed as far as this node "
+                "knows: start the missing nodes and try again");
         break;
     case RC_TOO_LARGE:
     case RC_INVALID:
@@ -150,6 +150,7 @@ bool op_allowed_to_look(struct op *op, const char *kind, struct span name)
 {
     struct broker_vhost *v = op_vhost(op);
     bool is_allowed = v && op->user.len > 0 &&
-                      (broker_allowed(op->broker, op->user, v, ACCESS_WRITE, name) || broker_allowed(op->broker, op->user, v, ACCESS_READ, name));
+                      (broker_allowed(op->broker, op->user, v, ACCESS_WRITE, name) ||
+                       broker_allowed(op->broker, op->user, v, ACCESS_READ, name));
     return is_allowed || op_allowed(op, ACCESS_CONFIGURE, kind, name);
 }

@@ -23,13 +23,15 @@ struct span op_copy_name(struct op *op, struct span s);  // Without CR and LF (d
 struct broker_vhost *op_vhost(struct op *op);            // NULL: gone meanwhile.
 
 // Ends with an error / with success. `done` runs at the worker's next turn; the op is freed.
-void op_fail(struct op *op, enum rc rc, uint16_t code, bool is_connection_error, const char *format, ...) __attribute__((format(printf, 5, 6)));
+void op_fail(struct op *op, enum rc rc, uint16_t code, bool is_connection_error, const char *format, ...)
+    __attribute__((format(printf, 5, 6)));
 void op_ok(struct op *op);
 // Channel error.
 #define op_refuse(op, rc, code, ...) op_fail(op, rc, code, false, __VA_ARGS__)
 // Runs op->again once after a metastore fence; false if that has been done: absence is proven.
 bool op_fence_first(struct op *op);
-// Takes the command; op->committed is called with the outcome unless there was no majority (answered here, decision 18).
+// Takes the command; op->committed is called with the outcome unless there was no majority (answered here,
+// decision 18).
 void op_submit(struct op *op, struct meta_command *c);
 // Checks one permission, answering 403 and returning false if it is missing. `kind` is "queue" or "exchange".
 MUST_USE bool op_allowed(struct op *op, enum broker_access access, const char *kind, struct span name);

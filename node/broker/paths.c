@@ -57,7 +57,8 @@ struct meta_path path_queue(struct span vhost, struct span name)
     return below_vhost(vhost, "queues", name);
 }
 
-struct meta_path path_binding(struct span vhost, struct span source, bool to_queue, struct span destination, struct span leaf)
+struct meta_path path_binding(struct span vhost, struct span source, bool to_queue, struct span destination,
+                              struct span leaf)
 {
     struct meta_path p = path_exchange(vhost, source);
     p.names[p.depth++] = span_str("bindings");

@@ -223,7 +223,9 @@ static void on_exchange(struct broker_vhost *v, struct span name, const struct m
     Warren__ExchangeRecord *r = warren__exchange_record__unpack(NULL, c->payload.len, c->payload.ptr);
     enum exchange_type type;
     bool is_known_type = r && exchange_type_parse(span_str(r->type), &type);
-    if (is_known_type && x && (x->pub.type != type || !span_equal(x->pub.arguments, span_of(r->arguments.data, r->arguments.len)))) {
+    if (is_known_type && x &&
+        (x->pub.type != type ||
+         !span_equal(x->pub.arguments, span_of(r->arguments.data, r->arguments.len)))) {
         map_remove_bytes(&v->exchanges, name);  // Made anew while this node was behind: its bindings are told after it.
         exchange_free(x);
         x = NULL;

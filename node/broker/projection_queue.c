@@ -83,7 +83,8 @@ static bool is_owned_here(const struct broker *b, const struct queue *q)
     return q->pub.type == QUEUE_QUORUM && c->worker_of(c->ctx, q->pub.target.group) == c->worker;
 }
 
-// A replica under a new id may find the log of one that was here before: it knows more than it must, which does no harm.
+// A replica under a new id may find the log of one that was here before: it knows more than it must, which
+// does no harm.
 static void start_replica(struct broker *b, struct queue *q, bool is_new)
 {
     const struct broker_config *c = &b->config;
@@ -102,8 +103,8 @@ static void start_replica(struct broker *b, struct queue *q, bool is_new)
     queue_founding(q, &spec.target);
     enum rc rc = queue_replica_add(c->queues, &spec);
     if (rc != RC_OK) {
-        log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len, (const char *)q->pub.name.ptr,
-                  (unsigned long long)group, rc_text(rc));
+        log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len,
+                  (const char *)q->pub.name.ptr, (unsigned long long)group, rc_text(rc));
         b->has_unread = true;
     }
 }
@@ -119,7 +120,9 @@ static void decode_members(const Warren__QueueRecord *r, struct queue *q)
     if (r->n_members == 0) {
         t->members_count = q->founders_count;
         for (uint32_t i = 0; i < t->members_count; i++) {
-            t->members[i] = (struct member){.replica_id = t->group + 1 + i, .node_id = r->member_nodes[i], .is_voter = true};
+            t->members[i] = (struct member){.replica_id = t->group + 1 + i,
+                                            .node_id = r->member_nodes[i],
+                                            .is_voter = true};
         }
         return;
     }
@@ -141,8 +144,11 @@ static void decode_members(const Warren__QueueRecord *r, struct queue *q)
 
 static Warren__QueueRecord *unpack_queue(const struct meta_change *c, enum queue_type *type)
 {
-    Warren__QueueRecord *r = c->payload.len < 8 ? NULL : warren__queue_record__unpack(NULL, c->payload.len - 8, c->payload.ptr + 8);
-    if (r && (!queue_type_parse(span_str(r->type), type) || r->n_member_nodes > LIMIT_VOTERS || r->n_members > LIMIT_VOTERS)) {
+    Warren__QueueRecord *r = c->payload.len < 8
+                                 ? NULL
+                                 : warren__queue_record__unpack(NULL, c->payload.len - 8, c->payload.ptr + 8);
+    if (r && (!queue_type_parse(span_str(r->type), type) || r->n_member_nodes > LIMIT_VOTERS ||
+              r->n_members > LIMIT_VOTERS)) {
         warren__queue_record__free_unpacked(r, NULL);
         r = NULL;
     }
@@ -240,7 +246,8 @@ void queue_told(struct broker_vhost *v, struct span name, const struct meta_chan
     list_init(&q->incoming);
     list_init(&q->lost);
     if (!decode_queue(c, q)) {
-        log_error("the record of queue '%.*s' does not decode; the queue is left alone", (int)name.len, (const char *)name.ptr);
+        log_error("the record of queue '%.*s' does not decode; the queue is left alone", (int)name.len,
+                  (const char *)name.ptr);
         b->has_unread = true;
         queue_free(q);
         return;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // queue.declare and queue.delete (data-plane §1.10, §3).
 //
-// A quorum queue is one record: the store gives the group id and the replica ids in the same command that creates it, so
-// a queue either exists with its members or not at all. The declaring node is the first member and campaigns at once.
+// A quorum queue is one record: the store gives the group id and the replica ids in the same command that
+// creates it, so a queue either exists with its members or not at all. The declaring node is the first member
+// and campaigns at once.
 // Classic, stream, exclusive and auto-delete queues are refused with 540 until they come, naming what is missing.
 #include "node/broker/op.h"
 #include "node/base/mem.h"
@@ -53,7 +54,8 @@ static bool refuse_value(struct op *op, const char *name, const char *format, co
 {
     char reason[160];
     snprintf(reason, sizeof(reason), format, detail);
-    op_refuse(op, RC_INVALID, 406, "invalid arg '%s' for queue '%.*s' in vhost '%s': %s", name, SPAN_ARGS(op->name), op->vhost, reason);
+    op_refuse(op, RC_INVALID, 406, "invalid arg '%s' for queue '%.*s' in vhost '%s': %s", name,
+              SPAN_ARGS(op->name), op->vhost, reason);
     return false;
 }
 
@@ -92,7 +94,8 @@ static bool check_arguments(struct op *op)
             continue;
         }
         if (a->state == ARG_OTHER_TYPE) {
-            op_refuse(op, RC_INVALID, 406, "invalid arg '%s' for queue '%.*s' in vhost '%s' of queue type rabbit_quorum_queue",
+            op_refuse(op, RC_INVALID, 406,
+                      "invalid arg '%s' for queue '%.*s' in vhost '%s' of queue type rabbit_quorum_queue",
                       a->name, SPAN_ARGS(op->name), op->vhost);
             return false;
         }
@@ -100,8 +103,9 @@ static bool check_arguments(struct op *op)
             return false;
         }
         if (a->state == ARG_MISSING) {
-            op_fail(op, RC_UNSUPPORTED, 540, true, "queue argument '%s' is not supported by this version of Warren (queue '%.*s')",
-                    a->name, SPAN_ARGS(op->name));
+            op_fail(op, RC_UNSUPPORTED, 540, true,
+                    "queue argument '%s' is not supported by this version of Warren (queue '%.*s')", a->name,
+                    SPAN_ARGS(op->name));
             return false;
         }
     }
@@ -154,9 +158,13 @@ static bool check_type(struct op *op, enum queue_type type)
                           : !op->is_durable    ? "transient queues are"
                                                : NULL;
     if (type == QUEUE_QUORUM) {
-        const char *bad = !op->is_durable ? "non-durable" : op->is_exclusive ? "exclusive-owner" : op->is_auto_delete ? "auto-delete" : NULL;
+        const char *bad = !op->is_durable      ? "non-durable"
+                          : op->is_exclusive   ? "exclusive-owner"
+                          : op->is_auto_delete ? "auto-delete"
+                                               : NULL;
         if (bad) {
-            op_refuse(op, RC_INVALID, 406, "invalid property '%s' for queue '%.*s' in vhost '%s'", bad, SPAN_ARGS(op->name), op->vhost);
+            op_refuse(op, RC_INVALID, 406, "invalid property '%s' for queue '%.*s' in vhost '%s'", bad,
+                      SPAN_ARGS(op->name), op->vhost);
             return false;
         }
         if (op->name.len == 0) {
@@ -165,24 +173,29 @@ static bool check_type(struct op *op, enum queue_type type)
         }
         return true;
     }
-    op_fail(op, RC_UNSUPPORTED, 540, true, "%s not supported by this version of Warren; declare a durable queue with x-queue-type=quorum",
-            missing ? missing : type == QUEUE_CLASSIC ? "queue type 'classic' is" : "queue type 'stream' is");
+    op_fail(op, RC_UNSUPPORTED, 540, true,
+            "%s not supported by this version of Warren; declare a durable queue with x-queue-type=quorum",
+            missing                 ? missing
+            : type == QUEUE_CLASSIC ? "queue type 'classic' is"
+                                    : "queue type 'stream' is");
     return false;
 }
 
 static bool queue_equivalent(struct op *op, const struct broker_queue *q)
 {
-    static const char format[] = "inequivalent arg '%s' for queue '%.*s' in vhost '%s': received '%s' but current is '%s'";
+    static const char format[] =
+        "inequivalent arg '%s' for queue '%.*s' in vhost '%s': received '%s' but current is '%s'";
     if (op->is_exclusive) {
         op_refuse(op, RC_CONFLICT, 405,
-                  "cannot obtain exclusive access to locked queue '%.*s' in vhost '%s'. It could be originally declared on another "
-                  "connection or the exclusive property value does not match that of the original declaration.",
+                  "cannot obtain exclusive access to locked queue '%.*s' in vhost '%s'. It could be "
+                  "originally declared on another connection or the exclusive property value does not match "
+                  "that of the original declaration.",
                   SPAN_ARGS(op->name), op->vhost);
         return false;
     }
     if (op->is_durable != q->is_durable) {
-        op_refuse(op, RC_CONFLICT, 406, format, "durable", SPAN_ARGS(op->name), op->vhost, op->is_durable ? "true" : "false",
-                  q->is_durable ? "true" : "false");
+        op_refuse(op, RC_CONFLICT, 406, format, "durable", SPAN_ARGS(op->name), op->vhost,
+                  op->is_durable ? "true" : "false", q->is_durable ? "true" : "false");
         return false;
     }
     if (op->is_auto_delete) {
@@ -194,7 +207,8 @@ static bool queue_equivalent(struct op *op, const struct broker_queue *q)
         return false;
     }
     if (type != q->type) {
-        op_refuse(op, RC_CONFLICT, 406, format, "x-queue-type", SPAN_ARGS(op->name), op->vhost, queue_type_name(type), queue_type_name(q->type));
+        op_refuse(op, RC_CONFLICT, 406, format, "x-queue-type", SPAN_ARGS(op->name), op->vhost,
+                  queue_type_name(type), queue_type_name(q->type));
         return false;
     }
     for (int i = 0; i < ARGUMENTS_COUNT; i++) {
@@ -204,8 +218,9 @@ static bool queue_equivalent(struct op *op, const struct broker_queue *q)
         struct buf text = {0};
         bool differs = argument_differs(op->arguments, q->arguments, queue_arguments[i].name, &text);
         if (differs) {
-            op_refuse(op, RC_CONFLICT, 406, "inequivalent arg '%s' for queue '%.*s' in vhost '%s': %.*s", queue_arguments[i].name,
-                      SPAN_ARGS(op->name), op->vhost, (int)text.len, (const char *)text.ptr);
+            op_refuse(op, RC_CONFLICT, 406, "inequivalent arg '%s' for queue '%.*s' in vhost '%s': %.*s",
+                      queue_arguments[i].name, SPAN_ARGS(op->name), op->vhost, (int)text.len,
+                      (const char *)text.ptr);
         }
         buf_deinit(&text);
         if (differs) {
@@ -241,13 +256,14 @@ static int candidate_order(const void *a, const void *b)
     return (x->node_id > y->node_id) - (x->node_id < y->node_id);
 }
 
-// Which of the chosen leads first: the local one, or (balanced) the one that is first in the fewest queues; none in maintenance
-// mode while there is another.
+// Which of the chosen leads first: the local one, or (balanced) the one that is first in the fewest queues;
+// none in maintenance mode while there is another.
 static uint32_t choose_leader(struct op *op, const struct candidate *all, uint32_t n)
 {
     struct span locator;
     const bool is_asked = table_find_string(op->arguments, "x-queue-leader-locator", &locator);
-    const bool is_balanced = is_asked ? !span_equal(locator, span_str("client-local")) : op->broker->config.is_leader_balanced;
+    const bool is_balanced =
+        is_asked ? !span_equal(locator, span_str("client-local")) : op->broker->config.is_leader_balanced;
     uint32_t first = 0;
     for (uint32_t i = 1; i < n; i++) {
         const bool is_usable = all[i].is_alive && !all[i].is_draining;
@@ -302,7 +318,8 @@ static void queue_committed(struct op *op, const struct meta_result *r)
         op->if_empty = true;  // Somebody was faster: compare with theirs, once.
         queue_declare_again(op);
     } else {
-        op_fail(op, r->rc, 541, true, "Cannot declare quorum queue '%.*s' in vhost '%s': %s", SPAN_ARGS(op->name), op->vhost, rc_text(r->rc));
+        op_fail(op, r->rc, 541, true, "Cannot declare quorum queue '%.*s' in vhost '%s': %s",
+                SPAN_ARGS(op->name), op->vhost, rc_text(r->rc));
     }
 }
 
@@ -317,7 +334,9 @@ static void queue_create_submit(struct op *op)
     r.n_member_nodes = choose_members(op, nodes);
     r.member_nodes = nodes;
     if (r.n_member_nodes == 0) {
-        op_fail(op, RC_NO_QUORUM, 541, true, "Cannot declare quorum queue '%.*s': this node does not know its cluster yet", SPAN_ARGS(op->name));
+        op_fail(op, RC_NO_QUORUM, 541, true,
+                "Cannot declare quorum queue '%.*s': this node does not know its cluster yet",
+                SPAN_ARGS(op->name));
         return;
     }
     struct buf payload = {0};
@@ -374,8 +393,8 @@ static void queue_declare_again(struct op *op)
     queue_create_submit(op);
 }
 
-void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span user, const struct broker_queue_declare *d,
-                          broker_done_fn *done, void *ctx)
+void broker_queue_declare(struct broker *b, struct broker_vhost *v, struct span user,
+                          const struct broker_queue_declare *d, broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, v, user, done, ctx);
     op->name = op_copy_name(op, d->name);
@@ -400,15 +419,16 @@ static void queue_deleted(struct op *op, const struct meta_result *r)
     op_ok_without_idle(op);
 }
 
-void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name, bool if_unused, bool if_empty,
-                         broker_done_fn *done, void *ctx)
+void broker_queue_delete(struct broker *b, struct broker_vhost *v, struct span user, struct span name,
+                         bool if_unused, bool if_empty, broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, v, user, done, ctx);
     op->name = op_copy_name(op, name);
     struct queue *q = vhost_queue(v, op->name);
     if (q && q->pub.type == QUEUE_QUORUM && (if_unused || if_empty)) {
         op_fail(op, RC_UNSUPPORTED, 540, true,
-                "cannot delete queue '%.*s' in vhost '%s'. queue.delete operations with %s flag set are not supported by quorum queues",
+                "cannot delete queue '%.*s' in vhost '%s'. queue.delete operations with %s flag set are not "
+                "supported by quorum queues",
                 SPAN_ARGS(op->name), op->vhost, if_unused ? "if-unused" : "if-empty");
         return;
     }

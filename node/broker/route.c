@@ -70,7 +70,8 @@ static void route_default(struct walk *w, struct exchange *x, const struct span 
     }
 }
 
-static void route_exchange(struct walk *w, struct exchange *x, const struct span *keys, uint32_t keys_count, struct span headers)
+static void route_exchange(struct walk *w, struct exchange *x, const struct span *keys, uint32_t keys_count,
+                           struct span headers)
 {
     w->has_matched = false;
     switch (x->pub.type) {

@@ -64,7 +64,8 @@ static pcre2_code *compile(const char *pattern)
     return pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, 0, &error, &at, NULL);
 }
 
-bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, enum broker_access access, struct span name)
+bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, enum broker_access access,
+                    struct span name)
 {
     struct permission *p = map_get_bytes(&v->permissions, user);
     if (!p || p->patterns[access][0] == '\0') {
@@ -88,8 +89,8 @@ bool broker_allowed(struct broker *b, struct span user, struct broker_vhost *v, 
 
 // ---- changes -----------------------------------------------------------------------------------------------------
 
-static void put_user(struct meta_command *c, struct span name, struct span password, bool is_administrator, bool is_impersonator,
-                     enum meta_if condition)
+static void put_user(struct meta_command *c, struct span name, struct span password, bool is_administrator,
+                     bool is_impersonator, enum meta_if condition)
 {
     uint8_t salt[SALT_BYTES], hash[SALT_BYTES + HASH_BYTES];
     env_system_random(salt, sizeof(salt));
@@ -112,7 +113,8 @@ static void put_user(struct meta_command *c, struct span name, struct span passw
     buf_deinit(&payload);
 }
 
-static void put_permission(struct meta_command *c, struct span vhost, struct span user, char *configure, char *write, char *read)
+static void put_permission(struct meta_command *c, struct span vhost, struct span user, char *configure,
+                           char *write, char *read)
 {
     Warren__PermissionRecord r = WARREN__PERMISSION_RECORD__INIT;
     r.configure = configure;
@@ -126,7 +128,8 @@ static void put_permission(struct meta_command *c, struct span vhost, struct spa
     buf_deinit(&payload);
 }
 
-static void put_exchange(struct meta_command *c, struct span vhost, const char *name, const char *type, bool is_internal)
+static void put_exchange(struct meta_command *c, struct span vhost, const char *name, const char *type,
+                         bool is_internal)
 {
     Warren__ExchangeRecord r = WARREN__EXCHANGE_RECORD__INIT;
     r.type = (char *)(uintptr_t)type;
@@ -177,7 +180,8 @@ static void user_committed(struct op *op, const struct meta_result *r)
     }
 }
 
-void broker_user_put(struct broker *b, struct span name, struct span password, bool must_exist, bool must_be_new, broker_done_fn *done, void *ctx)
+void broker_user_put(struct broker *b, struct span name, struct span password, bool must_exist,
+                     bool must_be_new, broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, NULL, span_str(""), done, ctx);
     op->name = op_copy(op, name);
@@ -189,7 +193,10 @@ void broker_user_put(struct broker *b, struct span name, struct span password, b
     struct meta_command c;
     meta_command_init(&c);
     const struct user *old = must_be_new ? NULL : map_get_bytes(&b->users, op->name);  // A new password keeps the tags.
-    put_user(&c, op->name, password, old && old->is_administrator, old && old->is_impersonator, must_be_new ? META_IF_ABSENT : must_exist ? META_IF_PRESENT : META_IF_ANY);
+    put_user(&c, op->name, password, old && old->is_administrator, old && old->is_impersonator,
+             must_be_new  ? META_IF_ABSENT
+             : must_exist ? META_IF_PRESENT
+                          : META_IF_ANY);
     op_submit(op, &c);
 }
 
@@ -214,8 +221,8 @@ static void permission_committed(struct op *op, const struct meta_result *r)
     }
 }
 
-void broker_permissions_put(struct broker *b, struct span user, struct span vhost, struct span configure, struct span write,
-                            struct span read, broker_done_fn *done, void *ctx)
+void broker_permissions_put(struct broker *b, struct span user, struct span vhost, struct span configure,
+                            struct span write, struct span read, broker_done_fn *done, void *ctx)
 {
     struct op *op = op_create(b, NULL, span_str(""), done, ctx);
     op->name = op_copy(op, user);
@@ -225,7 +232,8 @@ void broker_permissions_put(struct broker *b, struct span user, struct span vhos
     for (int i = 0; i < 3; i++) {
         pcre2_code *code = compile((const char *)patterns[i].ptr);
         if (!code) {
-            op_refuse(op, RC_INVALID, 406, "the pattern '%.*s' is not a valid regular expression", SPAN_ARGS(patterns[i]));
+            op_refuse(op, RC_INVALID, 406, "the pattern '%.*s' is not a valid regular expression",
+                      SPAN_ARGS(patterns[i]));
             return;
         }
         pcre2_code_free(code);

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Administration: requests of warrenctl, from the node's Unix socket or from another node.
 //
-// A request is one line of JSON {"verb", "args": [...], "options": {...}, "node": NAME or absent}; the answer is one line
-// {"exit": N, ...} (see ctl/README.md). The socket is served by the admin thread (ctl_socket.c); requests run on worker 0
-// (ctl_run.c), which asks other workers and nodes where it must. File permissions guard the socket (0600).
+// A request is one line of JSON {"verb", "args": [...], "options": {...}, "node": NAME or absent}; the answer
+// is one line {"exit": N, ...} (see ctl/README.md). The socket is served by the admin thread (ctl_socket.c);
+// requests run on worker 0 (ctl_run.c), which asks other workers and nodes where it must. File permissions
+// guard the socket (0600).
 #pragma once
 #include "node/alarm/alarms.h"
 #include "node/amqp09/amqp09.h"
@@ -37,8 +38,8 @@ struct ctl_config {
     void (*stop)(void *ctx);                // Ends the process in good order.
     // What the node waits for before it is up; NULL or "" when it is up.
     const char *(*waiting_for)(void *ctx);
-    // Starts joining the cluster of another node ("NAME" or "NAME=host:port"). `done` once; RC_PENDING: the process starts
-    // itself again, which is to be asked again.
+    // Starts joining the cluster of another node ("NAME" or "NAME=host:port"). `done` once; RC_PENDING: the
+    // process starts itself again, which is to be asked again.
     void (*join)(void *ctx, const char *node, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
     // Removes a node that is down from the cluster. `done` once.
     void (*forget)(void *ctx, const char *node, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
@@ -53,7 +54,8 @@ struct ctl_config {
 MUST_USE enum rc ctl_start(const struct ctl_config *config, struct ctl **out);
 void ctl_stop(struct ctl *c);
 // Worker 0: the node is a member now.
-void ctl_attach(struct ctl *c, struct host *host, struct broker *broker, struct queue_service *queues, struct metastore *metastore, uint32_t node_id);
+void ctl_attach(struct ctl *c, struct host *host, struct broker *broker, struct queue_service *queues,
+                struct metastore *metastore, uint32_t node_id);
 
 // Worker 0, each turn: time-outs of what other nodes were asked. Returns when it wants to run again.
 uint64_t ctl_turn(struct ctl *c);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only another worker of this node knows: its replicas. A question is carried to the worker that owns the group and
-// back; the asker goes on on worker 0.
+// What only another worker of this node knows: its replicas. A question is carried to the worker that owns
+// the group and back; the asker goes on on worker 0.
 #include "node/base/mem.h"
 #include "node/ctl/internal.h"
 #include <stdlib.h>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Changing the members of one queue, from whichever node was asked: the leader does it (broker_member_change), so it is looked
-// for and asked again until it has answered or the time is over (decision 18). Runs on worker 0.
+// Changing the members of one queue, from whichever node was asked: the leader does it
+// (broker_member_change), so it is looked for and asked again until it has answered or the time is over
+// (decision 18). Runs on worker 0.
 //
-// Only answers that another try could change are asked again: no leader here, busy, on its way. Asking twice does no harm,
-// since what is asked for is a state ("the node has a replica"), not a step.
+// Only answers that another try could change are asked again: no leader here, busy, on its way. Asking twice
+// does no harm, since what is asked for is a state ("the node has a replica"), not a step.
 #include "node/base/mem.h"
 #include "node/ctl/internal.h"
 #include <stdio.h>
@@ -16,9 +17,16 @@ enum { AGAIN_MS = 20, ASK_GRACE_MS = 500 };
 static const struct {
     enum rc rc;
     const char *name;
-} codes[] = {{RC_OK, "ok"},           {RC_EXISTS, "exists"},       {RC_NOT_LEADER, "not_leader"}, {RC_BUSY, "busy"},
-             {RC_INVALID, "invalid"}, {RC_NOT_FOUND, "not_found"}, {RC_TIMEOUT, "timeout"},       {RC_NOT_CONNECTED, "not_connected"},
-             {RC_TOO_LARGE, "too_large"}, {RC_NO_QUORUM, "no_quorum"}};
+} codes[] = {{RC_OK, "ok"},
+             {RC_EXISTS, "exists"},
+             {RC_NOT_LEADER, "not_leader"},
+             {RC_BUSY, "busy"},
+             {RC_INVALID, "invalid"},
+             {RC_NOT_FOUND, "not_found"},
+             {RC_TIMEOUT, "timeout"},
+             {RC_NOT_CONNECTED, "not_connected"},
+             {RC_TOO_LARGE, "too_large"},
+             {RC_NO_QUORUM, "no_quorum"}};
 enum { CODES = sizeof(codes) / sizeof(codes[0]) };
 
 static const char *code_name(enum rc rc)
@@ -71,7 +79,8 @@ static void again(struct call *c)
     const uint64_t now = host_now(c->ctl->config.host);
     if (now + AGAIN_MS * NS_PER_MS >= c->deadline_ns) {
         const bool has_leader = c->rc != RC_NOT_LEADER;
-        finish(c, has_leader ? c->rc : RC_NO_QUORUM, has_leader ? c->text : "the queue has no leader: too few of its members are up");
+        finish(c, has_leader ? c->rc : RC_NO_QUORUM,
+               has_leader ? c->text : "the queue has no leader: too few of its members are up");
         return;
     }
     ctl_after(c->ctl, AGAIN_MS, attempt, c, &c->timer);
@@ -81,7 +90,8 @@ static void on_answer(void *ctx, json_t *answer)
 {
     struct call *c = ctx;
     json_t *o = json_object_get(answer, "object");
-    const char *result = json_string_value(json_object_get(o, "result")), *text = json_string_value(json_object_get(o, "text"));
+    const char *result = json_string_value(json_object_get(o, "result")),
+               *text = json_string_value(json_object_get(o, "text"));
     c->rc = result ? code_parse(result) : RC_NOT_LEADER;
     c->leader = (uint32_t)json_integer_value(json_object_get(o, "leader"));
     snprintf(c->text, sizeof(c->text), "%s", text ? text : "");
@@ -96,14 +106,16 @@ static void on_answer(void *ctx, json_t *answer)
 static void ask(struct call *c, uint32_t node)
 {
     struct ctl *ctl = c->ctl;
-    const uint64_t now = host_now(ctl->config.host), left = c->deadline_ns > now ? (c->deadline_ns - now) / NS_PER_MS : 0;
+    const uint64_t now = host_now(ctl->config.host),
+                   left = c->deadline_ns > now ? (c->deadline_ns - now) / NS_PER_MS : 0;
     char group[32], kind[16], target[16], how[16], timeout[32];
     snprintf(group, sizeof(group), "%llu", (unsigned long long)c->what.group);
     snprintf(kind, sizeof(kind), "%s", c->what.is_removal ? "remove" : "add");
     snprintf(target, sizeof(target), "%u", c->what.node_id);
     snprintf(how, sizeof(how), "%d", (int)c->what.how);
     snprintf(timeout, sizeof(timeout), "%llu", (unsigned long long)left);
-    json_t *request = json_pack("{s:s, s:[s, s, s, s, s], s:{}}", "verb", "local_change", "args", group, kind, target, how, timeout, "options");
+    json_t *request = json_pack("{s:s, s:[s, s, s, s, s], s:{}}", "verb", "local_change", "args", group, kind,
+                                target, how, timeout, "options");
     if (node == ctl->config.node_id) {
         ctl_run(ctl, request, on_answer, c);
         json_decref(request);
@@ -142,8 +154,9 @@ static void attempt(void *arg)
     again(c);
 }
 
-void ctl_member_change(struct ctl *ctl, struct span vhost, const struct broker_queue *q, const struct broker_member_change *what, uint32_t timeout_ms,
-                       ctl_member_fn *done, void *ctx)
+void ctl_member_change(struct ctl *ctl, struct span vhost, const struct broker_queue *q,
+                       const struct broker_member_change *what, uint32_t timeout_ms, ctl_member_fn *done,
+                       void *ctx)
 {
     struct call *c = mem_zalloc(sizeof(*c));
     *c = (struct call){.ctl = ctl,
@@ -172,7 +185,8 @@ struct local_change {
 static void local_answer(void *arg)
 {
     struct local_change *l = arg;
-    ctl_object(l->request, json_pack("{s:s, s:s, s:I}", "result", code_name(l->rc), "text", l->text, "leader", (json_int_t)l->leader));
+    ctl_object(l->request, json_pack("{s:s, s:s, s:I}", "result", code_name(l->rc), "text", l->text, "leader",
+                                     (json_int_t)l->leader));
     free(l);
 }
 

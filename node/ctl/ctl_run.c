@@ -113,7 +113,8 @@ void ctl_object(struct ctl_request *r, json_t *object)
 
 void ctl_list(struct ctl_request *r, const char *banner, json_t *columns, json_t *rows)
 {
-    ctl_answer(r, json_pack("{s:i, s:s, s:o, s:o}", "exit", EXIT_OK, "banner", banner, "columns", columns, "rows", rows));
+    ctl_answer(r, json_pack("{s:i, s:s, s:o, s:o}", "exit", EXIT_OK, "banner", banner, "columns", columns,
+                            "rows", rows));
 }
 
 const char *request_arg(struct ctl_request *r, size_t i)
@@ -259,7 +260,8 @@ static bool forward(struct ctl_request *r)
     }
     const struct broker_node *n = c->broker ? broker_node_find(c->broker, span_str(node)) : NULL;
     if (!n) {
-        ctl_error(r, EXIT_UNAVAILABLE, "node '%s' is not known to %s: it is not a member of this cluster", node, c->config.node_name);
+        ctl_error(r, EXIT_UNAVAILABLE, "node '%s' is not known to %s: it is not a member of this cluster",
+                  node, c->config.node_name);
         return true;
     }
     uint32_t node_id = n->node_id;
@@ -284,9 +286,11 @@ void ctl_run(struct ctl *c, json_t *request, ctl_done_fn *done, void *ctx)
         int args = (int)json_array_size(json_object_get(request, "args"));
         const char *waiting = c->config.waiting_for(c->config.ctx);
         if (args < v->args_min || args > v->args_max) {
-            ctl_error(r, EXIT_USAGE, "Error (argument validation): '%s' takes %d to %d arguments, not %d", name, v->args_min, v->args_max, args);
+            ctl_error(r, EXIT_USAGE, "Error (argument validation): '%s' takes %d to %d arguments, not %d",
+                      name, v->args_min, v->args_max, args);
         } else if (v->needs_member && (!c->broker || !broker_is_loaded(c->broker))) {
-            ctl_error(r, EXIT_UNAVAILABLE, "node %s is not up yet: %s", c->config.node_name, waiting && *waiting ? waiting : "it is starting");
+            ctl_error(r, EXIT_UNAVAILABLE, "node %s is not up yet: %s", c->config.node_name,
+                      waiting && *waiting ? waiting : "it is starting");
         } else {
             v->run(r);
         }
@@ -427,7 +431,8 @@ uint64_t ctl_turn(struct ctl *c)
     uint32_t pos = 0;
     for (struct remote_call *call; (call = map_next(&c->remote, &pos, NULL, NULL));) {
         if (call->deadline_ns <= now) {
-            finish_call(call, json_pack("{s:i, s:s}", "exit", EXIT_UNAVAILABLE, "error", "the node did not answer: it is down or unreachable"));
+            finish_call(call, json_pack("{s:i, s:s}", "exit", EXIT_UNAVAILABLE, "error",
+                                        "the node did not answer: it is down or unreachable"));
         } else if (call->deadline_ns < next) {
             next = call->deadline_ns;
         }
@@ -459,7 +464,8 @@ enum rc ctl_start(const struct ctl_config *config, struct ctl **out)
     return RC_OK;
 }
 
-void ctl_attach(struct ctl *c, struct host *host, struct broker *broker, struct queue_service *queues, struct metastore *metastore, uint32_t node_id)
+void ctl_attach(struct ctl *c, struct host *host, struct broker *broker, struct queue_service *queues,
+                struct metastore *metastore, uint32_t node_id)
 {
     c->config.host = host;
     c->config.node_id = node_id;

@@ -194,7 +194,8 @@ static void on_connection(uv_stream_t *listener, int status)
     c->socket = s;
     uv_pipe_init(&s->loop, &c->pipe, 0);
     c->pipe.data = c;
-    if (uv_accept(listener, (uv_stream_t *)&c->pipe) != 0 || uv_read_start((uv_stream_t *)&c->pipe, on_alloc, on_read) != 0) {
+    if (uv_accept(listener, (uv_stream_t *)&c->pipe) != 0 ||
+        uv_read_start((uv_stream_t *)&c->pipe, on_alloc, on_read) != 0) {
         client_close(c);
     }
 }
@@ -224,7 +225,8 @@ enum rc ctl_socket_start(struct ctl *c)
     int rc = uv_pipe_bind(&s->listener, c->config.socket_path);
     umask(old);
     if (rc != 0 || uv_listen((uv_stream_t *)&s->listener, 16, on_connection) != 0) {
-        log_error("cannot listen on the command socket %s: %s", c->config.socket_path, rc ? uv_strerror(rc) : "listen failed");
+        log_error("cannot listen on the command socket %s: %s", c->config.socket_path,
+                  rc ? uv_strerror(rc) : "listen failed");
         return RC_SYSTEM;
     }
     return pthread_create(&s->thread, NULL, thread_main, s) == 0 ? RC_OK : RC_SYSTEM;

@@ -58,37 +58,51 @@ json_t *request_columns(struct ctl_request *r, const char *otherwise, const char
 // Picks the columns' values out of an object into an array (null where absent).
 json_t *row_of(json_t *columns, json_t *object);
 
-enum { EXIT_OK = 0, EXIT_USAGE = 64, EXIT_DATAERR = 65, EXIT_NOUSER = 67, EXIT_UNAVAILABLE = 69, EXIT_SOFTWARE = 70, EXIT_TEMPFAIL = 75 };
+enum {
+    EXIT_OK = 0,
+    EXIT_USAGE = 64,
+    EXIT_DATAERR = 65,
+    EXIT_NOUSER = 67,
+    EXIT_UNAVAILABLE = 69,
+    EXIT_SOFTWARE = 70,
+    EXIT_TEMPFAIL = 75
+};
 
 typedef void verb_fn(struct ctl_request *r);
 // Verbs by file.
-verb_fn verb_status, verb_cluster_status, verb_ping, verb_await_startup, verb_await_online_nodes, verb_join_cluster, verb_forget_cluster_node,
-    verb_stop;
-verb_fn verb_alarms, verb_check_alarms, verb_check_local_alarms, verb_set_disk_free_limit, verb_set_vm_memory_high_watermark;
-verb_fn verb_list_queues, verb_list_exchanges, verb_list_bindings, verb_list_connections, verb_list_consumers, verb_list_users,
-    verb_list_vhosts, verb_list_permissions, verb_list_user_permissions, verb_list_channels;
+verb_fn verb_status, verb_cluster_status, verb_ping, verb_await_startup, verb_await_online_nodes,
+    verb_join_cluster, verb_forget_cluster_node, verb_stop;
+verb_fn verb_alarms, verb_check_alarms, verb_check_local_alarms, verb_set_disk_free_limit,
+    verb_set_vm_memory_high_watermark;
+verb_fn verb_list_queues, verb_list_exchanges, verb_list_bindings, verb_list_connections, verb_list_consumers,
+    verb_list_users, verb_list_vhosts, verb_list_permissions, verb_list_user_permissions, verb_list_channels;
 verb_fn verb_drain, verb_revive, verb_check_critical, verb_await_quorum_plus_one;
 verb_fn verb_quorum_status, verb_transfer_leadership, verb_delete_queue, verb_purge_queue;
-verb_fn verb_add_member, verb_delete_member, verb_grow, verb_shrink, verb_rebalance, verb_local_change, verb_local_leaders;
+verb_fn verb_add_member, verb_delete_member, verb_grow, verb_shrink, verb_rebalance, verb_local_change,
+    verb_local_leaders;
 verb_fn verb_add_user, verb_change_password, verb_delete_user, verb_set_permissions, verb_authenticate_user;
-verb_fn verb_local_connections, verb_local_channels, verb_local_member, verb_local_transfer, verb_local_consumers;  // Asked by other nodes.
+verb_fn verb_local_connections, verb_local_channels, verb_local_member, verb_local_transfer,
+    verb_local_consumers;  // Asked by other nodes.
 
 // Asks another node; `done` gets its answer or an {"exit": 69, "error": ...} after a time-out. Takes `request`.
 void ctl_ask(struct ctl *c, uint32_t node_id, json_t *request, uint32_t timeout_ms, ctl_done_fn *done, void *ctx);
 void ctl_remote_attach(struct ctl *c);
 const char *node_name_of(struct ctl *c, uint32_t node_id);  // "?" if unknown; valid until the end of the turn.
 
-// ctl_member.c: one change of one queue's members, wherever its leader is; answered within timeout_ms, on worker 0. Codes and
-// texts of broker_member_change; RC_NO_QUORUM also when no leader was found.
+// ctl_member.c: one change of one queue's members, wherever its leader is; answered within timeout_ms, on
+// worker 0. Codes and texts of broker_member_change; RC_NO_QUORUM also when no leader was found.
 typedef void ctl_member_fn(void *ctx, enum rc rc, const char *text);
-void ctl_member_change(struct ctl *ctl, struct span vhost, const struct broker_queue *q, const struct broker_member_change *what, uint32_t timeout_ms,
-                       ctl_member_fn *done, void *ctx);
+void ctl_member_change(struct ctl *ctl, struct span vhost, const struct broker_queue *q,
+                       const struct broker_member_change *what, uint32_t timeout_ms, ctl_member_fn *done,
+                       void *ctx);
 
-// verbs_member.c: the quorum queues that --vhost-pattern and --queue-pattern name; false: one does not compile (answered).
-bool request_queues(struct ctl_request *r, void (*each)(void *ctx, struct span vhost, const struct broker_queue *q), void *ctx);
+// verbs_member.c: the quorum queues that --vhost-pattern and --queue-pattern name; false: one does not
+// compile (answered).
+bool request_queues(struct ctl_request *r,
+                    void (*each)(void *ctx, struct span vhost, const struct broker_queue *q), void *ctx);
 
-// ctl_local.c: looks at the replica of a group on this node, whichever worker owns it, and with `transfer_to` asks it to
-// hand leadership to that node. `done` is called on worker 0, later.
+// ctl_local.c: looks at the replica of a group on this node, whichever worker owns it, and with `transfer_to`
+// asks it to hand leadership to that node. `done` is called on worker 0, later.
 struct ctl_replica {
     uint64_t group;
     bool is_here;
@@ -106,4 +120,5 @@ void ctl_socket_stop(struct ctl *c);
 json_t *alarms_json(struct ctl *c);  // New reference.
 void alarms_status(struct ctl *c, json_t *status);
 json_t *json_span(struct span s);  // Non-UTF-8 bytes become base64.
-json_t *json_table(struct span table);  // AMQP arguments as an array of [key, type, value], as RabbitMQ's JSON has them.
+// AMQP arguments as an array of [key, type, value], as RabbitMQ's JSON has them.
+json_t *json_table(struct span table);

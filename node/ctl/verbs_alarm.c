@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verbs about alarms and the limits that raise them (operator-plane §1.3, §1.4). Worded as RabbitMQ's; a script that reads
-// them finds what it looks for.
+// Verbs about alarms and the limits that raise them (operator-plane §1.3, §1.4). Worded as RabbitMQ's; a
+// script that reads them finds what it looks for.
 #include "node/alarm/monitor.h"
 #include "node/base/mem.h"
 #include "node/ctl/internal.h"
@@ -17,7 +17,8 @@ static json_t *alarm_line(const char *node, uint32_t bit)
 static void add_object(void *ctx, const char *node, bool is_local, uint32_t bit)
 {
     (void)is_local;
-    json_array_append_new(ctx, json_pack("{s:s, s:s, s:s}", "node", node, "type", "resource_limit", "resource", alarm_name(bit)));
+    json_array_append_new(ctx, json_pack("{s:s, s:s, s:s}", "node", node, "type", "resource_limit",
+                                         "resource", alarm_name(bit)));
 }
 
 json_t *alarms_json(struct ctl *c)
@@ -47,20 +48,24 @@ static void answer_alarms(struct ctl_request *r, const char *banner, bool is_che
     const bool is_any = json_array_size(l.rows) > 0;
     json_t *object;
     if (is_any) {
-        object = json_pack("{s:O, s:O, s:o, s:s}", "global", l.global, "local", l.local, "message", json_sprintf("Node %s reported alarms", node),
-                           "result", is_check ? "error" : "ok");
+        object =
+            json_pack("{s:O, s:O, s:o, s:s}", "global", l.global, "local", l.local, "message",
+                      json_sprintf("Node %s reported alarms", node), "result", is_check ? "error" : "ok");
     } else if (is_check) {
         object = json_pack("{s:s}", "result", "ok");
     } else {
         object = json_pack("{s:s, s:s, s:[]}", "node", node, "result", "ok", "alarms");
     }
     if (!is_any) {
-        json_array_append_new(l.rows, json_pack("[o]", json_sprintf("Node %s reported no alarms, local or clusterwide", node)));
+        json_array_append_new(
+            l.rows, json_pack("[o]", json_sprintf("Node %s reported no alarms, local or clusterwide", node)));
     }
     json_decref(l.local);
     json_decref(l.global);
-    ctl_answer(r, json_pack("{s:i, s:o, s:o, s:[], s:o}", "exit", is_check && is_any ? EXIT_UNAVAILABLE : EXIT_OK, "object", object, "banner",
-                            json_sprintf("Asking node %s to report any %s alarms ...", node, banner), "columns", "rows", l.rows));
+    ctl_answer(r, json_pack("{s:i, s:o, s:o, s:[], s:o}", "exit",
+                            is_check && is_any ? EXIT_UNAVAILABLE : EXIT_OK, "object", object, "banner",
+                            json_sprintf("Asking node %s to report any %s alarms ...", node, banner),
+                            "columns", "rows", l.rows));
 }
 
 void verb_alarms(struct ctl_request *r)
@@ -78,8 +83,11 @@ void verb_check_local_alarms(struct ctl_request *r)
 {
     char text[512];
     snprintf(text, sizeof(text), "Node %s reported no local alarms", r->ctl->config.node_name);
-    ctl_answer(r, json_pack("{s:i, s:{s:s}, s:s, s:[], s:[[s]]}", "exit", EXIT_OK, "object", "result", "ok", "banner",
-                            "This command is DEPRECATED and is a no-op. It will be removed in a future version.", "columns", "rows", text));
+    ctl_answer(r,
+               json_pack("{s:i, s:{s:s}, s:s, s:[], s:[[s]]}", "exit", EXIT_OK, "object", "result", "ok",
+                         "banner",
+                         "This command is DEPRECATED and is a no-op. It will be removed in a future version.",
+                         "columns", "rows", text));
 }
 
 static json_t *number_or_nan(uint64_t n)
@@ -94,7 +102,8 @@ void alarms_status(struct ctl *c, json_t *status)
     json_object_set_new(status, "alarms", alarms_json(c));
     json_object_set_new(status, "vm_memory_calculation_strategy", json_string("rss"));
     json_object_set_new(status, "vm_memory_high_watermark_setting",
-                        memory->is_relative ? json_pack("{s:f}", "relative", memory->share) : json_pack("{s:I}", "absolute", (json_int_t)memory->bytes));
+                        memory->is_relative ? json_pack("{s:f}", "relative", memory->share)
+                                            : json_pack("{s:I}", "absolute", (json_int_t)memory->bytes));
     json_object_set_new(status, "vm_memory_high_watermark_limit", json_integer((json_int_t)v->memory_limit));
     json_object_set_new(status, "disk_free_limit", json_integer((json_int_t)v->disk_limit));
     json_object_set_new(status, "disk_free", number_or_nan(v->disk_free));
@@ -110,8 +119,9 @@ struct setting {
 static void on_set(void *arg)
 {
     struct setting *s = arg;
-    ctl_answer(s->request, json_pack("{s:i, s:{s:s, s:s}, s:s, s:[], s:[]}", "exit", EXIT_OK, "object", "node",
-                                     s->request->ctl->config.node_name, "result", "ok", "banner", s->message, "columns", "rows"));
+    ctl_answer(s->request, json_pack("{s:i, s:{s:s, s:s}, s:s, s:[], s:[]}", "exit", EXIT_OK, "object",
+                                     "node", s->request->ctl->config.node_name, "result", "ok", "banner",
+                                     s->message, "columns", "rows"));
     free(s);
 }
 
@@ -142,7 +152,9 @@ void verb_set_disk_free_limit(struct ctl_request *r)
         return;
     }
     struct setting *s = mem_zalloc(sizeof(*s));
-    snprintf(s->message, sizeof(s->message), l->is_relative ? "Setting disk free limit on %s to %s times the total RAM ..." : "Setting disk free limit on %s to %s bytes ...",
+    snprintf(s->message, sizeof(s->message),
+             l->is_relative ? "Setting disk free limit on %s to %s times the total RAM ..."
+                            : "Setting disk free limit on %s to %s bytes ...",
              node, l->is_relative ? second : first);
     set_limits(r, &limits, s);
 }
@@ -167,7 +179,9 @@ void verb_set_vm_memory_high_watermark(struct ctl_request *r)
         return;
     }
     struct setting *s = mem_zalloc(sizeof(*s));
-    snprintf(s->message, sizeof(s->message), l->is_relative ? "Setting memory threshold on %s to %s ..." : "Setting memory threshold on %s to %s bytes ...", node,
-             l->is_relative ? first : second);
+    snprintf(s->message, sizeof(s->message),
+             l->is_relative ? "Setting memory threshold on %s to %s ..."
+                            : "Setting memory threshold on %s to %s bytes ...",
+             node, l->is_relative ? first : second);
     set_limits(r, &limits, s);
 }

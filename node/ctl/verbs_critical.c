@@ -2,8 +2,9 @@
 // Would stopping this node cost a group its majority (operator-plane §5.5)? check_if_node_is_quorum_critical asks once,
 // await_online_quorum_plus_one until the answer is no.
 //
-// Each worker looks at its groups in turn: critical is one with a voter here of whose n voters no more than n/2 + 1 are up. A
-// cluster of one node and a node in maintenance mode pass. Asked of the node concerned: its own view counts.
+// Each worker looks at its groups in turn: critical is one with a voter here of whose n voters no more than
+// n/2 + 1 are up. A cluster of one node and a node in maintenance mode pass. Asked of the node concerned: its
+// own view counts.
 #include "node/ctl/internal.h"
 #include "node/base/mem.h"
 #include <stdio.h>
@@ -83,8 +84,9 @@ static void fail(struct critical *c)
     if (c->count > NAMED_MAX) {
         buf_printf(&names, "\nand %u more", c->count - NAMED_MAX);
     }
-    ctl_error(r, EXIT_UNAVAILABLE, "%sNode %s reported local queues with minimum online quorum:%.*s", c->is_waiting ? "Error: timed out. " : "",
-              r->ctl->config.node_name, (int)names.len, (const char *)names.ptr);
+    ctl_error(r, EXIT_UNAVAILABLE, "%sNode %s reported local queues with minimum online quorum:%.*s",
+              c->is_waiting ? "Error: timed out. " : "", r->ctl->config.node_name, (int)names.len,
+              (const char *)names.ptr);
     buf_deinit(&names);
 }
 

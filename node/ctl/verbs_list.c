@@ -23,7 +23,8 @@ static char *banner_for(struct ctl_request *r, const char *what)
 struct queue_rows {
     struct ctl_request *request;
     json_t *columns;
-    json_t *objects;   // One a queue, in order: while it is asked an object, then its row. Null: not yet, or it was deleted.
+    json_t *objects;   // One a queue, in order: while it is asked an object, then its row. Null: not yet, or
+                       // it was deleted.
     struct queue_target *targets;
     struct span *names;  // Owned copies.
     size_t count, next, done, in_flight;
@@ -37,18 +38,28 @@ struct queue_row {
 };
 
 static const char queue_columns[] =
-    "name durable auto_delete arguments policy pid owner_pid exclusive messages_ready messages_unacknowledged messages message_bytes "
-    "message_bytes_ready message_bytes_unacknowledged consumers state type leader members online vhost operator_policy "
-    "effective_policy_definition exclusive_consumer_pid exclusive_consumer_tag messages_ready_ram messages_unacknowledged_ram messages_ram "
-    "messages_persistent message_bytes_ram message_bytes_persistent head_message_timestamp disk_reads disk_writes consumer_utilisation "
-    "consumer_capacity memory";
+    "name durable auto_delete arguments policy pid owner_pid exclusive messages_ready "
+    "messages_unacknowledged messages message_bytes message_bytes_ready message_bytes_unacknowledged "
+    "consumers state type leader members online vhost operator_policy effective_policy_definition "
+    "exclusive_consumer_pid exclusive_consumer_tag messages_ready_ram messages_unacknowledged_ram "
+    "messages_ram messages_persistent message_bytes_ram message_bytes_persistent head_message_timestamp "
+    "disk_reads disk_writes consumer_utilisation consumer_capacity memory";
 
 // Columns of RabbitMQ's that say nothing of a quorum queue, there neither.
 static void put_empty_columns(json_t *o)
 {
-    static const char *const empty[] = {"operator_policy", "exclusive_consumer_pid", "exclusive_consumer_tag", "messages_ready_ram",
-                                        "messages_unacknowledged_ram", "messages_persistent", "message_bytes_persistent",
-                                        "head_message_timestamp", "disk_reads", "disk_writes", "consumer_utilisation", "consumer_capacity"};
+    static const char *const empty[] = {"operator_policy",
+                                        "exclusive_consumer_pid",
+                                        "exclusive_consumer_tag",
+                                        "messages_ready_ram",
+                                        "messages_unacknowledged_ram",
+                                        "messages_persistent",
+                                        "message_bytes_persistent",
+                                        "head_message_timestamp",
+                                        "disk_reads",
+                                        "disk_writes",
+                                        "consumer_utilisation",
+                                        "consumer_capacity"};
     for (size_t i = 0; i < sizeof(empty) / sizeof(empty[0]); i++) {
         json_object_set_new(o, empty[i], json_string(""));
     }
@@ -71,10 +82,13 @@ static void add_queue(void *ctx, const struct broker_queue *q)
 
 static json_t *queue_object(struct queue_rows *a, const struct broker_queue *q)
 {
-    json_t *o = json_pack("{s:o, s:b, s:b, s:o, s:s, s:b, s:s, s:s, s:s, s:s}", "name", json_span(q->name), "durable", q->is_durable, "auto_delete", 0,
-                          "arguments", json_table(q->arguments), "policy", "", "exclusive", 0, "owner_pid", "", "vhost",
+    json_t *o = json_pack("{s:o, s:b, s:b, s:o, s:s, s:b, s:s, s:s, s:s, s:s}", "name", json_span(q->name),
+                          "durable", q->is_durable, "auto_delete", 0, "arguments", json_table(q->arguments),
+                          "policy", "", "exclusive", 0, "owner_pid", "", "vhost",
                           request_option(a->request, "vhost", "/"), "state", "running", "type",
-                          q->type == QUEUE_QUORUM ? "quorum" : q->type == QUEUE_CLASSIC ? "classic" : "stream");
+                          q->type == QUEUE_QUORUM    ? "quorum"
+                          : q->type == QUEUE_CLASSIC ? "classic"
+                                                     : "stream");
     put_empty_columns(o);
     return o;
 }
@@ -157,7 +171,8 @@ static void pump_queues(struct queue_rows *a)
         return;
     }
     a->is_pumping = true;
-    struct broker_vhost *v = broker_vhost_find(a->request->ctl->broker, span_str(request_option(a->request, "vhost", "/")));
+    struct broker_vhost *v =
+        broker_vhost_find(a->request->ctl->broker, span_str(request_option(a->request, "vhost", "/")));
     while (a->next < a->count && a->in_flight < INFO_WINDOW) {
         const size_t at = a->next++;
         const struct broker_queue *q = v ? broker_queue_find(v, a->names[at]) : NULL;
@@ -205,14 +220,17 @@ static void add_row(struct rows *t, json_t *object)
 static void add_exchange(void *ctx, const struct broker_exchange *x)
 {
     static const char *const types[] = {"direct", "fanout", "topic", "headers"};
-    add_row(ctx, json_pack("{s:o, s:s, s:b, s:b, s:b, s:o, s:s}", "name", json_span(x->name), "type", types[x->type], "durable", x->is_durable,
-                           "auto_delete", x->is_auto_delete, "internal", x->is_internal, "arguments", json_table(x->arguments), "policy", ""));
+    add_row(ctx, json_pack("{s:o, s:s, s:b, s:b, s:b, s:o, s:s}", "name", json_span(x->name), "type",
+                           types[x->type], "durable", x->is_durable, "auto_delete", x->is_auto_delete,
+                           "internal", x->is_internal, "arguments", json_table(x->arguments), "policy", ""));
 }
 
 void verb_list_exchanges(struct ctl_request *r)
 {
     struct broker_vhost *v = request_vhost(r);
-    struct rows t = {v ? request_columns(r, "name type", "name type durable auto_delete internal arguments policy") : NULL, NULL};
+    struct rows t = {
+        v ? request_columns(r, "name type", "name type durable auto_delete internal arguments policy") : NULL,
+        NULL};
     if (!t.columns) {
         return;
     }
@@ -223,9 +241,10 @@ void verb_list_exchanges(struct ctl_request *r)
 
 static void add_binding(void *ctx, const struct broker_binding *b)
 {
-    add_row(ctx, json_pack("{s:o, s:s, s:o, s:s, s:o, s:o}", "source_name", json_span(b->source), "source_kind", "exchange", "destination_name",
-                           json_span(b->destination), "destination_kind", b->to_queue ? "queue" : "exchange", "routing_key", json_span(b->key),
-                           "arguments", json_table(b->arguments)));
+    add_row(ctx, json_pack("{s:o, s:s, s:o, s:s, s:o, s:o}", "source_name", json_span(b->source),
+                           "source_kind", "exchange", "destination_name", json_span(b->destination),
+                           "destination_kind", b->to_queue ? "queue" : "exchange", "routing_key",
+                           json_span(b->key), "arguments", json_table(b->arguments)));
 }
 
 void verb_list_bindings(struct ctl_request *r)
@@ -243,7 +262,8 @@ void verb_list_bindings(struct ctl_request *r)
 
 static void add_user(void *ctx, struct span name, bool is_administrator)
 {
-    add_row(ctx, json_pack("{s:o, s:o}", "user", json_span(name), "tags", is_administrator ? json_pack("[s]", "administrator") : json_array()));
+    add_row(ctx, json_pack("{s:o, s:o}", "user", json_span(name), "tags",
+                           is_administrator ? json_pack("[s]", "administrator") : json_array()));
 }
 
 void verb_list_users(struct ctl_request *r)
@@ -257,7 +277,8 @@ static void add_vhost(void *ctx, struct broker_vhost *v, struct span name)
 {
     (void)v;
     add_row(ctx, json_pack("{s:o, s:s, s:[], s:b, s:b}", "name", json_span(name), "description",
-                           span_equal(name, span_str("/")) ? "Default virtual host" : "", "tags", "protected_from_deletion", 0, "tracing", 0));
+                           span_equal(name, span_str("/")) ? "Default virtual host" : "", "tags",
+                           "protected_from_deletion", 0, "tracing", 0));
 }
 
 void verb_list_vhosts(struct ctl_request *r)
@@ -273,7 +294,8 @@ void verb_list_vhosts(struct ctl_request *r)
 
 static void add_permission(void *ctx, struct span user, const char *const patterns[3])
 {
-    add_row(ctx, json_pack("{s:o, s:s, s:s, s:s}", "user", json_span(user), "configure", patterns[0], "write", patterns[1], "read", patterns[2]));
+    add_row(ctx, json_pack("{s:o, s:s, s:s, s:s}", "user", json_span(user), "configure", patterns[0], "write",
+                           patterns[1], "read", patterns[2]));
 }
 
 void verb_list_permissions(struct ctl_request *r)
@@ -296,8 +318,8 @@ static void add_user_permission(void *ctx, struct span user, const char *const p
 {
     struct user_permissions *p = ctx;
     if (span_equal(user, p->user)) {
-        add_row(&p->rows, json_pack("{s:o, s:s, s:s, s:s}", "vhost", json_span(p->vhost), "configure", patterns[0], "write", patterns[1], "read",
-                                    patterns[2]));
+        add_row(&p->rows, json_pack("{s:o, s:s, s:s, s:s}", "vhost", json_span(p->vhost), "configure",
+                                    patterns[0], "write", patterns[1], "read", patterns[2]));
     }
 }
 
@@ -315,7 +337,9 @@ void verb_list_user_permissions(struct ctl_request *r)
         ctl_error(r, EXIT_NOUSER, "User '%s' does not exist", user);
         return;
     }
-    struct user_permissions p = {.rows = {json_pack("[s, s, s, s]", "vhost", "configure", "write", "read"), json_array()}, .user = span_str(user)};
+    struct user_permissions p = {
+        .rows = {json_pack("[s, s, s, s]", "vhost", "configure", "write", "read"), json_array()},
+        .user = span_str(user)};
     broker_vhost_each(r->ctl->broker, add_vhost_permissions, &p);
     static char banner[300];
     snprintf(banner, sizeof(banner), "Listing permissions for user \"%s\" ...", user);
@@ -359,7 +383,8 @@ static void ask_node(void *ctx, const struct broker_node *n)
 {
     struct gather *g = ctx;
     struct ctl *c = g->request->ctl;
-    json_t *request = json_pack("{s:s, s:[], s:{s:s}}", "verb", g->verb, "args", "options", "vhost", request_option(g->request, "vhost", "/"));
+    json_t *request = json_pack("{s:s, s:[], s:{s:s}}", "verb", g->verb, "args", "options", "vhost",
+                                request_option(g->request, "vhost", "/"));
     g->waiting++;
     if (n->node_id == c->config.node_id) {
         ctl_run(c, request, on_gathered, g);
@@ -372,16 +397,21 @@ static void ask_node(void *ctx, const struct broker_node *n)
 static void gather(struct ctl_request *r, json_t *columns, const char *banner, const char *verb)
 {
     struct gather *g = mem_zalloc(sizeof(*g));
-    *g = (struct gather){.request = r, .columns = columns, .rows = json_array(), .banner = banner, .verb = verb, .is_asking = true};
+    *g = (struct gather){.request = r,
+                         .columns = columns,
+                         .rows = json_array(),
+                         .banner = banner,
+                         .verb = verb,
+                         .is_asking = true};
     broker_node_each(r->ctl->broker, ask_node, g);
     g->is_asking = false;
     gather_done(g);
 }
 
 static const char connection_columns[] =
-    "pid name port host peer_port peer_host ssl ssl_protocol ssl_key_exchange ssl_cipher ssl_hash peer_cert_subject peer_cert_issuer "
-    "peer_cert_validity state channels protocol auth_mechanism user vhost timeout frame_max channel_max client_properties "
-    "recv_oct recv_cnt send_oct send_cnt send_pend connected_at node";
+    "pid name port host peer_port peer_host ssl ssl_protocol ssl_key_exchange ssl_cipher ssl_hash "
+    "peer_cert_subject peer_cert_issuer peer_cert_validity state channels protocol auth_mechanism user vhost "
+    "timeout frame_max channel_max client_properties recv_oct recv_cnt send_oct send_cnt send_pend connected_at node";
 
 void verb_list_connections(struct ctl_request *r)
 {
@@ -410,10 +440,13 @@ static void add_channel(void *ctx, const struct amqp09_channel_info *i)
     char connection[300], pid[320], name[400];
     print_pid(connection, sizeof(connection), l, i->connection_id);
     snprintf(pid, sizeof(pid), "%.*s.%u>", (int)strlen(connection) - 1, connection, i->number);
-    snprintf(name, sizeof(name), "%.*s (%u)", (int)i->connection_name.len, (const char *)i->connection_name.ptr, i->number);
-    json_t *o = json_pack("{s:s, s:s, s:s, s:I, s:o, s:o, s:b, s:b, s:s}", "pid", pid, "connection", connection, "name", name, "number",
-                          (json_int_t)i->number, "user", json_span(i->user), "vhost", json_span(i->vhost), "transactional", i->is_transactional,
-                          "confirm", i->is_confirm, "node", l->request->ctl->config.node_name);
+    snprintf(name, sizeof(name), "%.*s (%u)", (int)i->connection_name.len,
+             (const char *)i->connection_name.ptr, i->number);
+    json_t *o =
+        json_pack("{s:s, s:s, s:s, s:I, s:o, s:o, s:b, s:b, s:s}", "pid", pid, "connection", connection,
+                  "name", name, "number", (json_int_t)i->number, "user", json_span(i->user), "vhost",
+                  json_span(i->vhost), "transactional", i->is_transactional, "confirm", i->is_confirm, "node",
+                  l->request->ctl->config.node_name);
     json_object_set_new(o, "consumer_count", json_integer(i->consumer_count));
     json_object_set_new(o, "messages_unacknowledged", json_integer((json_int_t)i->messages_unacknowledged));
     json_object_set_new(o, "messages_uncommitted", json_integer((json_int_t)i->messages_uncommitted));
@@ -428,11 +461,14 @@ static void add_connection(void *ctx, const struct amqp09_connection_info *i)
     struct local_connections *l = ctx;
     char pid[300];
     print_pid(pid, sizeof(pid), l, i->id);
-    json_t *o = json_pack("{s:s, s:o, s:I, s:o, s:I, s:o, s:b, s:s, s:I, s:s, s:o, s:o, s:o, s:I, s:I, s:I}", "pid", pid, "name", json_span(i->name),
-                          "port", (json_int_t)i->port, "host", json_span(i->host), "peer_port", (json_int_t)i->peer_port, "peer_host",
-                          json_span(i->peer_host), "ssl", 0, "state", i->state, "channels", (json_int_t)i->channels, "protocol", i->protocol,
-                          "auth_mechanism", json_span(i->auth_mechanism), "user", json_span(i->user), "vhost", json_span(i->vhost), "timeout",
-                          (json_int_t)i->timeout, "frame_max", (json_int_t)i->frame_max, "channel_max", (json_int_t)i->channel_max);
+    json_t *o =
+        json_pack("{s:s, s:o, s:I, s:o, s:I, s:o, s:b, s:s, s:I, s:s, s:o, s:o, s:o, s:I, s:I, s:I}", "pid",
+                  pid, "name", json_span(i->name), "port", (json_int_t)i->port, "host", json_span(i->host),
+                  "peer_port", (json_int_t)i->peer_port, "peer_host", json_span(i->peer_host), "ssl", 0,
+                  "state", i->state, "channels", (json_int_t)i->channels, "protocol", i->protocol,
+                  "auth_mechanism", json_span(i->auth_mechanism), "user", json_span(i->user), "vhost",
+                  json_span(i->vhost), "timeout", (json_int_t)i->timeout, "frame_max",
+                  (json_int_t)i->frame_max, "channel_max", (json_int_t)i->channel_max);
     json_object_set_new(o, "client_properties", json_table(i->client_properties));
     static const char *const of_tls[] = {"ssl_protocol",      "ssl_key_exchange", "ssl_cipher",        "ssl_hash",
                                          "peer_cert_subject", "peer_cert_issuer", "peer_cert_validity"};
@@ -491,8 +527,9 @@ void verb_local_channels(struct ctl_request *r)
 void verb_list_channels(struct ctl_request *r)
 {
     json_t *columns = request_columns(r, "pid user consumer_count messages_unacknowledged",
-                                      "pid connection name number user vhost transactional confirm consumer_count messages_unacknowledged "
-                                      "messages_uncommitted acks_uncommitted messages_unconfirmed prefetch_count node");
+                                      "pid connection name number user vhost transactional confirm "
+                                      "consumer_count messages_unacknowledged messages_uncommitted "
+                                      "acks_uncommitted messages_unconfirmed prefetch_count node");
     if (columns) {
         gather(r, columns, "Listing channels ...", "local_channels");
     }
@@ -522,9 +559,11 @@ static void add_consumer(void *ctx, const struct queue_consumer_info *i)
     if (i->priority != 0) {
         json_array_append_new(arguments, json_pack("[s, s, I]", "x-priority", "signedint", (json_int_t)i->priority));
     }
-    json_array_append_new(s->items, json_pack("{s:o, s:o, s:o, s:b, s:I, s:b, s:o}", "queue_name", json_span(s->queue), "channel_pid", json_span(i->channel),
-                                              "consumer_tag", json_span(i->tag), "ack_required", !i->is_no_ack, "prefetch_count",
-                                              (json_int_t)i->prefetch, "active", i->is_active, "arguments", arguments));
+    json_array_append_new(s->items,
+                          json_pack("{s:o, s:o, s:o, s:b, s:I, s:b, s:o}", "queue_name", json_span(s->queue),
+                                    "channel_pid", json_span(i->channel), "consumer_tag", json_span(i->tag),
+                                    "ack_required", !i->is_no_ack, "prefetch_count", (json_int_t)i->prefetch,
+                                    "active", i->is_active, "arguments", arguments));
 }
 
 static void add_queue_consumers(void *ctx, const struct broker_queue *q)
@@ -551,7 +590,8 @@ static void consumers_step(void *arg)
 {
     struct consumers *s = arg;
     struct ctl_config *c = &s->request->ctl->config;
-    struct broker_vhost *v = broker_vhost_find(c->broker_of(c->ctx, s->worker), span_str(request_option(s->request, "vhost", "/")));
+    struct broker_vhost *v = broker_vhost_find(c->broker_of(c->ctx, s->worker),
+                                               span_str(request_option(s->request, "vhost", "/")));
     if (v) {
         broker_queue_each(v, add_queue_consumers, s);
     }

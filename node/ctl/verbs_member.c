@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Verbs that change who is a member of queues: add_member, delete_member, grow, shrink (operator-plane §1.5). Texts and exit codes as
-// RabbitMQ 4.3.6 has them where it has them.
+// Verbs that change who is a member of queues: add_member, delete_member, grow, shrink (operator-plane §1.5).
+// Texts and exit codes as RabbitMQ 4.3.6 has them where it has them.
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "node/base/mem.h"
 #include "node/ctl/internal.h"
@@ -15,7 +15,9 @@ enum { CHANGE_TIMEOUT_MS = 9500, CHANGES_AT_ONCE = 64 };  // A refusal is out af
 static bool parse_how(struct ctl_request *r, enum broker_member_how *out)
 {
     const char *how = request_option(r, "membership", "promotable");
-    *out = strcmp(how, "voter") == 0 ? MEMBER_VOTER : strcmp(how, "non_voter") == 0 ? MEMBER_NON_VOTER : MEMBER_PROMOTABLE;
+    *out = strcmp(how, "voter") == 0       ? MEMBER_VOTER
+           : strcmp(how, "non_voter") == 0 ? MEMBER_NON_VOTER
+                                           : MEMBER_PROMOTABLE;
     if (*out == MEMBER_PROMOTABLE && strcmp(how, "promotable") != 0) {
         ctl_error(r, EXIT_USAGE, "Error (argument validation): \"voter status '%s' is not recognised.\"", how);
         return false;
@@ -42,7 +44,11 @@ static void on_changed(void *ctx, enum rc rc, const char *text)
     if (rc == RC_OK || rc == RC_EXISTS) {
         ctl_ok(r, NULL);
     } else {
-        ctl_error(r, rc == RC_NO_QUORUM || rc == RC_TIMEOUT ? EXIT_TEMPFAIL : rc == RC_NOT_FOUND ? EXIT_DATAERR : EXIT_UNAVAILABLE, "%s", text);
+        ctl_error(r,
+                  rc == RC_NO_QUORUM || rc == RC_TIMEOUT ? EXIT_TEMPFAIL
+                  : rc == RC_NOT_FOUND                   ? EXIT_DATAERR
+                                                         : EXIT_UNAVAILABLE,
+                  "%s", text);
     }
 }
 
@@ -52,19 +58,22 @@ static void change_one(struct ctl_request *r, bool is_removal)
     const struct broker_queue *q = v ? broker_queue_find(v, span_str(request_arg(r, 0))) : NULL;
     struct broker_member_change what = {.is_removal = is_removal};
     char banner[700];
-    snprintf(banner, sizeof(banner), is_removal ? "Removing a replica of queue %s on node %s..." : "Adding a member for queue %s on node %s...", request_arg(r, 0),
-             request_arg(r, 1));
+    snprintf(banner, sizeof(banner),
+             is_removal ? "Removing a replica of queue %s on node %s..."
+                        : "Adding a member for queue %s on node %s...",
+             request_arg(r, 0), request_arg(r, 1));
     request_banner(r, banner);
     if (!v || (!is_removal && !parse_how(r, &what.how))) {
         return;
     }
     if (!q) {
-        ctl_error(r, EXIT_DATAERR, "queue '%s' was not found in virtual host '%s'", request_arg(r, 0), request_option(r, "vhost", "/"));
+        ctl_error(r, EXIT_DATAERR, "queue '%s' was not found in virtual host '%s'", request_arg(r, 0),
+                  request_option(r, "vhost", "/"));
         return;
     }
     if (q->type != QUEUE_QUORUM) {
-        ctl_error(r, EXIT_UNAVAILABLE, "Cannot %s members %s a %s queue", is_removal ? "delete" : "add", is_removal ? "from" : "to",
-                  q->type == QUEUE_CLASSIC ? "classic" : "stream");
+        ctl_error(r, EXIT_UNAVAILABLE, "Cannot %s members %s a %s queue", is_removal ? "delete" : "add",
+                  is_removal ? "from" : "to", q->type == QUEUE_CLASSIC ? "classic" : "stream");
         return;
     }
     if (is_removal && !broker_node_find(r->ctl->broker, span_str(request_arg(r, 1)))) {
@@ -74,7 +83,8 @@ static void change_one(struct ctl_request *r, bool is_removal)
     const struct broker_node *n = request_node(r, 1, !is_removal);
     if (n) {
         what.node_id = n->node_id;
-        ctl_member_change(r->ctl, span_str(request_option(r, "vhost", "/")), q, &what, CHANGE_TIMEOUT_MS, on_changed, r);
+        ctl_member_change(r->ctl, span_str(request_option(r, "vhost", "/")), q, &what, CHANGE_TIMEOUT_MS,
+                          on_changed, r);
     }
 }
 
@@ -135,7 +145,8 @@ static void pick_vhost(void *ctx, struct broker_vhost *v, struct span name)
     }
 }
 
-bool request_queues(struct ctl_request *r, void (*each)(void *ctx, struct span vhost, const struct broker_queue *q), void *ctx)
+bool request_queues(struct ctl_request *r,
+                    void (*each)(void *ctx, struct span vhost, const struct broker_queue *q), void *ctx)
 {
     struct pick p = {.vhost = request_pattern(r, "vhost-pattern"), .each = each, .ctx = ctx};
     p.queue = p.vhost ? request_pattern(r, "queue-pattern") : NULL;
@@ -201,7 +212,8 @@ static void sweep_end(struct sweep *s)
     if (s->what.is_removal) {
         snprintf(banner, sizeof(banner), "Shrinking queues on %s...", request_arg(s->request, 0));
     } else {
-        snprintf(banner, sizeof(banner), "Growing %s queues on %s...", request_arg(s->request, 1), request_arg(s->request, 0));
+        snprintf(banner, sizeof(banner), "Growing %s queues on %s...", request_arg(s->request, 1),
+                 request_arg(s->request, 0));
     }
     ctl_list(s->request, banner, json_pack("[s, s, s, s]", "vhost", "name", "size", "result"), rows);
     free(s->items);
@@ -219,9 +231,11 @@ static void on_swept(void *ctx, enum rc rc, const char *text)
     const bool ok = rc == RC_OK || rc == RC_EXISTS;
     const int by = ok ? s->what.is_removal ? -1 : 1 : 0;
     char result[300];
-    snprintf(result, sizeof(result), ok ? "ok" : "error: %s", rc == RC_INVALID ? "the last node cannot be removed" : text);
+    snprintf(result, sizeof(result), ok ? "ok" : "error: %s",
+             rc == RC_INVALID ? "the last node cannot be removed" : text);
     if (!ok || !s->only_errors) {
-        s->rows[c->at] = json_pack("[o, o, i, s]", json_span(span_str(item->vhost)), json_span(span_str(item->name)), (int)item->size + by, result);
+        s->rows[c->at] = json_pack("[o, o, i, s]", json_span(span_str(item->vhost)),
+                                   json_span(span_str(item->name)), (int)item->size + by, result);
     }
     free(c);
     s->in_flight--;

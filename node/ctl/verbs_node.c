@@ -40,10 +40,13 @@ static void status_answer(void *arg)
     struct status *s = arg;
     const struct host_metrics *m = &s->sum;
     json_object_set_new(s->object, "warren",
-                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "workers", (json_int_t)s->request->ctl->config.workers, "groups",
-                                  (json_int_t)m->groups, "leaders", (json_int_t)m->leaders, "proposals", (json_int_t)m->proposals, "applied",
-                                  (json_int_t)m->applied, "elections", (json_int_t)m->elections, "cold_reads", (json_int_t)m->cold_reads,
-                                  "memtable_bytes", (json_int_t)m->memtable_bytes, "uncommitted_bytes", (json_int_t)m->uncommitted_bytes));
+                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "workers",
+                                  (json_int_t)s->request->ctl->config.workers, "groups",
+                                  (json_int_t)m->groups, "leaders", (json_int_t)m->leaders, "proposals",
+                                  (json_int_t)m->proposals, "applied", (json_int_t)m->applied, "elections",
+                                  (json_int_t)m->elections, "cold_reads", (json_int_t)m->cold_reads,
+                                  "memtable_bytes", (json_int_t)m->memtable_bytes, "uncommitted_bytes",
+                                  (json_int_t)m->uncommitted_bytes));
     ctl_object(s->request, s->object);
     free(s);
 }
@@ -72,9 +75,11 @@ void verb_status(struct ctl_request *r)
     struct ctl *c = r->ctl;
     const char *waiting = c->config.waiting_for(c->config.ctx);
     uint64_t uptime = (clock_mono_ns(env_system_clock()) - c->started_ns) / 1000000000u;
-    json_t *o = json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:I, s:b, s:[], s:s}", "os", "Linux", "pid", (int)getpid(), "product_name",
-                          "RabbitMQ", "product_version", PRODUCT_VERSION, "rabbitmq_version", PRODUCT_VERSION, "platform", "Warren",
-                          "uptime", (json_int_t)uptime, "is_under_maintenance", 0, "tags", "data_directory", c->config.data_dir);
+    json_t *o =
+        json_pack("{s:s, s:i, s:s, s:s, s:s, s:s, s:I, s:b, s:[], s:s}", "os", "Linux", "pid", (int)getpid(),
+                  "product_name", "RabbitMQ", "product_version", PRODUCT_VERSION, "rabbitmq_version",
+                  PRODUCT_VERSION, "platform", "Warren", "uptime", (json_int_t)uptime, "is_under_maintenance",
+                  0, "tags", "data_directory", c->config.data_dir);
     alarms_status(c, o);
     json_object_set_new(o, "waiting_for", json_string(waiting ? waiting : ""));
     json_object_set_new(o, "listeners", c->config.listeners(c->config.ctx));
@@ -147,8 +152,12 @@ void verb_cluster_status(struct ctl_request *r)
     json_t *versions = json_object(), *maintenance = json_object();
     for (size_t i = 0; i < json_array_size(s.running); i++) {
         const char *name = json_string_value(json_array_get(s.running, i));
-        json_object_set_new(versions, name, json_pack("{s:s, s:s, s:s}", "rabbitmq_name", "RabbitMQ", "rabbitmq_version", PRODUCT_VERSION, "erlang_version", ""));
-        json_object_set_new(maintenance, name, json_string(json_object_get(s.draining, name) ? "marked for maintenance" : "not under maintenance"));
+        json_object_set_new(versions, name,
+                            json_pack("{s:s, s:s, s:s}", "rabbitmq_name", "RabbitMQ", "rabbitmq_version",
+                                      PRODUCT_VERSION, "erlang_version", ""));
+        json_object_set_new(maintenance, name,
+                            json_string(json_object_get(s.draining, name) ? "marked for maintenance"
+                                                                          : "not under maintenance"));
     }
     json_decref(s.draining);
     struct consensus_status meta = {0};
@@ -157,9 +166,10 @@ void verb_cluster_status(struct ctl_request *r)
         group_status(metastore_group(c->metastore), &meta);
         leader = meta.leader_node ? node_name_of(c, meta.leader_node) : "";
     }
-    json_t *o = json_pack("{s:s, s:o, s:o, s:o, s:o, s:{}, s:o, s:[], s:{}}", "cluster_name", c->config.cluster_name, "disk_nodes", s.disk,
-                          "running_nodes", s.running, "alarms", alarms_json(c), "maintenance_status", maintenance, "partitions", "versions", versions,
-                          "feature_flags", "cpu_cores");
+    json_t *o = json_pack("{s:s, s:o, s:o, s:o, s:o, s:{}, s:o, s:[], s:{}}", "cluster_name",
+                          c->config.cluster_name, "disk_nodes", s.disk, "running_nodes", s.running, "alarms",
+                          alarms_json(c), "maintenance_status", maintenance, "partitions", "versions",
+                          versions, "feature_flags", "cpu_cores");
     json_object_set_new(o, "listeners", json_pack("{s:o}", c->config.node_name, c->config.listeners(c->config.ctx)));
     json_object_set_new(o, "metadata_leader", json_string(leader));
     ctl_object(r, o);
@@ -190,7 +200,8 @@ static void wait_look(uv_timer_t *t)
         ctl_ok(r, NULL);
     } else if (clock_mono_ns(env_system_clock()) > w->deadline_ns) {
         const char *waiting = r->ctl->config.waiting_for(r->ctl->config.ctx);
-        ctl_error(r, w->exit_code, "Error: timed out waiting for %s (%s)", w->what, waiting && *waiting ? waiting : "not reached");
+        ctl_error(r, w->exit_code, "Error: timed out waiting for %s (%s)", w->what,
+                  waiting && *waiting ? waiting : "not reached");
     } else {
         return;
     }
@@ -266,7 +277,11 @@ static void changed(void *arg, enum rc rc, const char *text)
     } else if (rc == RC_PENDING) {
         ctl_answer(r, json_pack("{s:i, s:b}", "exit", EXIT_OK, "restarting", 1));
     } else {
-        ctl_error(r, rc == RC_INVALID ? EXIT_SOFTWARE : rc == RC_TIMEOUT || rc == RC_NO_QUORUM ? EXIT_TEMPFAIL : EXIT_UNAVAILABLE, "Error: %s", text);
+        ctl_error(r,
+                  rc == RC_INVALID                         ? EXIT_SOFTWARE
+                  : rc == RC_TIMEOUT || rc == RC_NO_QUORUM ? EXIT_TEMPFAIL
+                                                           : EXIT_UNAVAILABLE,
+                  "Error: %s", text);
     }
 }
 

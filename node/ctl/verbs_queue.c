@@ -15,15 +15,17 @@ static const struct broker_queue *request_queue(struct ctl_request *r)
     }
     const struct broker_queue *q = broker_queue_find(v, span_str(request_arg(r, 0)));
     if (!q) {
-        ctl_error(r, EXIT_DATAERR, "queue '%s' was not found in virtual host '%s'", request_arg(r, 0), request_option(r, "vhost", "/"));
+        ctl_error(r, EXIT_DATAERR, "queue '%s' was not found in virtual host '%s'", request_arg(r, 0),
+                  request_option(r, "vhost", "/"));
     }
     return q;
 }
 
 // ---- quorum_status -----------------------------------------------------------------------------------------------
 
-static const char *const member_columns[] = {"Node Name",     "Raft State",   "Membership",     "Last Log Index", "Last Written",
-                                             "Last Applied", "Commit Index", "Snapshot Index", "Term",           "Machine Version"};
+static const char *const member_columns[] = {
+    "Node Name",    "Raft State",   "Membership",     "Last Log Index", "Last Written",
+    "Last Applied", "Commit Index", "Snapshot Index", "Term",           "Machine Version"};
 enum { MEMBER_COLUMNS = sizeof(member_columns) / sizeof(member_columns[0]) };
 
 struct members {
@@ -53,7 +55,8 @@ static void members_done(struct members *m)
         json_array_append_new(rows, m->rows[i]);
     }
     char banner[600];
-    snprintf(banner, sizeof(banner), "Status of quorum queue %s on node %s ...", request_arg(m->request, 0), m->request->ctl->config.node_name);
+    snprintf(banner, sizeof(banner), "Status of quorum queue %s on node %s ...", request_arg(m->request, 0),
+             m->request->ctl->config.node_name);
     ctl_list(m->request, banner, columns, rows);
     free(m);
 }
@@ -98,7 +101,9 @@ void verb_quorum_status(struct ctl_request *r)
             continue;  // A place that waits for another node.
         }
         struct member_ask *a = mem_zalloc(sizeof(*a));
-        *a = (struct member_ask){.all = m, .at = m->count++, .membership = non_voters >> i & 1 ? "non_voter" : "promotable"};
+        *a = (struct member_ask){.all = m,
+                                 .at = m->count++,
+                                 .membership = non_voters >> i & 1 ? "non_voter" : "promotable"};
         snprintf(a->node, sizeof(a->node), "%s", node_name_of(c, t.members[i].node_id));
         json_t *request = json_pack("{s:s, s:[s], s:{}}", "verb", "local_member", "args", group, "options");
         m->waiting++;
@@ -124,9 +129,10 @@ static void on_local_member(void *ctx, const struct ctl_replica *p)
     }
     const struct consensus_status *s = &p->status;
     const struct member *self = config_find_node(s->config, c->config.node_id);
-    ctl_object(r, json_pack("{s:[s, s, s, I, I, I, I, I, I, i]}", "row", c->config.node_name, roles[s->role], self && self->is_voter ? "voter" : "",
-                            (json_int_t)s->last, (json_int_t)s->durable, (json_int_t)s->applied, (json_int_t)s->commit, (json_int_t)s->snapshot,
-                            (json_int_t)s->term, 1));
+    ctl_object(r, json_pack("{s:[s, s, s, I, I, I, I, I, I, i]}", "row", c->config.node_name, roles[s->role],
+                            self && self->is_voter ? "voter" : "", (json_int_t)s->last,
+                            (json_int_t)s->durable, (json_int_t)s->applied, (json_int_t)s->commit,
+                            (json_int_t)s->snapshot, (json_int_t)s->term, 1));
 }
 
 void verb_local_member(struct ctl_request *r)
@@ -227,7 +233,8 @@ static void on_deleted(void *ctx, const struct broker_result *result)
     struct removal *d = ctx;
     if (result->rc == RC_OK) {
         char text[100];
-        snprintf(text, sizeof(text), "Queue was successfully deleted with %llu ready messages", (unsigned long long)d->ready);
+        snprintf(text, sizeof(text), "Queue was successfully deleted with %llu ready messages",
+                 (unsigned long long)d->ready);
         ctl_ok(d->request, text);
     } else {
         ctl_error(d->request, result->code == 541 ? EXIT_TEMPFAIL : EXIT_USAGE, "Error: %s", result->text);
@@ -244,7 +251,8 @@ static void on_counted(void *ctx, enum rc rc, const struct queue_info *info)
         return;
     }
     d->ready = rc == RC_OK ? info->ready : 0;
-    broker_queue_delete(d->request->ctl->broker, v, span_str(""), span_str(request_arg(d->request, 0)), false, false, on_deleted, d);
+    broker_queue_delete(d->request->ctl->broker, v, span_str(""), span_str(request_arg(d->request, 0)), false,
+                        false, on_deleted, d);
 }
 
 void verb_delete_queue(struct ctl_request *r)

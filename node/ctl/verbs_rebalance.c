@@ -2,9 +2,10 @@
 // rebalance: leaders spread evenly over the nodes that have replicas (operator-plane §5.7).
 //
 // Every node tells which groups it leads, in pages. The plan is made on these and the records: while one node leads at
-// least two queues more than another member of a queue it leads, that queue is to move there. The transfers go out a bounded
-// number at a time; each is Raft's own, which refuses a target that is not level. Then the nodes are asked again; what did not
-// move is planned anew, a few rounds at most (law 4). The metadata group's leader runs it, so there is one run at a time.
+// least two queues more than another member of a queue it leads, that queue is to move there. The transfers
+// go out a bounded number at a time; each is Raft's own, which refuses a target that is not level. Then the
+// nodes are asked again; what did not move is planned anew, a few rounds at most (law 4). The metadata
+// group's leader runs it, so there is one run at a time.
 #include "node/base/mem.h"
 #include "node/ctl/internal.h"
 #include <stdio.h>
@@ -127,15 +128,17 @@ static void end(struct rebalance *b)
         if (b->nodes[i].leads > 0) {
             const char *name = node_name_of(b->ctl, b->nodes[i].node_id);
             json_array_append_new(rows, json_pack("[s, i]", name, (int)b->nodes[i].leads));
-            json_array_append_new(value, json_pack("{s:s, s:i}", "Node name", name, "Number of quorum queues", (int)b->nodes[i].leads));
+            json_array_append_new(value, json_pack("{s:s, s:i}", "Node name", name, "Number of quorum queues",
+                                                   (int)b->nodes[i].leads));
         }
     }
     b->ctl->is_rebalancing = false;
     char banner[100];
     snprintf(banner, sizeof(banner), "Re-balancing leaders of %s queues...", request_arg(b->request, 0));
     json_t *columns = json_pack("[s, s]", "Node name", "Number of quorum queues");
-    ctl_answer(b->request, json_pack("{s:i, s:s, s:o, s:o, s:{s:s, s:o, s:s}}", "exit", EXIT_OK, "banner", banner, "columns", columns, "rows", rows,
-                                     "object", "node", b->ctl->config.node_name, "value", value, "result", "ok"));
+    ctl_answer(b->request, json_pack("{s:i, s:s, s:o, s:o, s:{s:s, s:o, s:s}}", "exit", EXIT_OK, "banner",
+                                     banner, "columns", columns, "rows", rows, "object", "node",
+                                     b->ctl->config.node_name, "value", value, "result", "ok"));
     map_deinit(&b->by_group);
     free(b->items);
     free(b->nodes);

@@ -19,12 +19,14 @@ static void on_result(void *ctx, const struct broker_result *result)
 
 void verb_add_user(struct ctl_request *r)
 {
-    broker_user_put(r->ctl->broker, span_str(request_arg(r, 0)), span_str(request_arg(r, 1)), false, true, on_result, r);
+    broker_user_put(r->ctl->broker, span_str(request_arg(r, 0)), span_str(request_arg(r, 1)), false, true,
+                    on_result, r);
 }
 
 void verb_change_password(struct ctl_request *r)
 {
-    broker_user_put(r->ctl->broker, span_str(request_arg(r, 0)), span_str(request_arg(r, 1)), true, false, on_result, r);
+    broker_user_put(r->ctl->broker, span_str(request_arg(r, 0)), span_str(request_arg(r, 1)), true, false,
+                    on_result, r);
 }
 
 void verb_delete_user(struct ctl_request *r)
@@ -34,7 +36,8 @@ void verb_delete_user(struct ctl_request *r)
 
 void verb_set_permissions(struct ctl_request *r)
 {
-    broker_permissions_put(r->ctl->broker, span_str(request_arg(r, 0)), span_str(request_option(r, "vhost", "/")), span_str(request_arg(r, 1)),
+    broker_permissions_put(r->ctl->broker, span_str(request_arg(r, 0)),
+                           span_str(request_option(r, "vhost", "/")), span_str(request_arg(r, 1)),
                            span_str(request_arg(r, 2)), span_str(request_arg(r, 3)), on_result, r);
 }
 

@@ -23,20 +23,21 @@ struct options {
 };
 
 static const char usage_text[] =
-    "warrenctl [-n NODE] [--socket PATH] [-p VHOST] [-t SECONDS] [-q] [-s] [--formatter table|json|csv] VERB [ARGUMENTS]\n\n"
-    "Nodes:   check_if_node_is_quorum_critical, await_online_quorum_plus_one,\n"
-    "         status, cluster_status, ping, drain, revive, await_startup, await_online_nodes COUNT, join_cluster NODE[=HOST:PORT],\n"
-    "         forget_cluster_node NODE, stop\n"
+    "warrenctl [-n NODE] [--socket PATH] [-p VHOST] [-t SECONDS] [-q] [-s] [--formatter table|json|csv] VERB "
+    "[ARGUMENTS]\n\nNodes:   check_if_node_is_quorum_critical, await_online_quorum_plus_one,\n"
+    "         status, cluster_status, ping, drain, revive, await_startup, await_online_nodes COUNT, "
+    "join_cluster NODE[=HOST:PORT],\n         forget_cluster_node NODE, stop\n"
     "Alarms:  alarms, check_alarms, check_local_alarms, set_disk_free_limit SIZE | mem_relative SHARE,\n"
     "         set_vm_memory_high_watermark SHARE | absolute SIZE\n"
     "Lists:   list_queues, list_exchanges, list_bindings, list_connections, list_channels, list_consumers,\n"
-    "         list_users, list_vhosts, list_permissions, list_user_permissions USER   (each takes the names of the columns wanted)\n"
-    "Queues:  quorum_status QUEUE, transfer_leadership QUEUE NODE, delete_queue QUEUE, purge_queue QUEUE\n"
-    "Members: add_member QUEUE NODE, delete_member QUEUE NODE, grow NODE all|even, shrink NODE, rebalance all|quorum\n"
-    "         [--membership promotable|voter|non_voter] [--queue-pattern RE] [--vhost-pattern RE] [--errors-only]\n"
-    "Users:   add_user NAME PASSWORD, change_password NAME PASSWORD, authenticate_user NAME PASSWORD, delete_user NAME,\n"
-    "         set_permissions USER CONFIGURE WRITE READ\n\n"
-    "The node is found through its command socket: --socket, WARREN_CONTROL_SOCKET, or /var/lib/warren/NODE/control.sock.\n";
+    "         list_users, list_vhosts, list_permissions, list_user_permissions USER   (each takes the names "
+    "of the columns wanted)\nQueues:  quorum_status QUEUE, transfer_leadership QUEUE NODE, delete_queue "
+    "QUEUE, purge_queue QUEUE\nMembers: add_member QUEUE NODE, delete_member QUEUE NODE, grow NODE all|even, "
+    "shrink NODE, rebalance all|quorum\n         [--membership promotable|voter|non_voter] [--queue-pattern "
+    "RE] [--vhost-pattern RE] [--errors-only]\nUsers:   add_user NAME PASSWORD, change_password NAME "
+    "PASSWORD, authenticate_user NAME PASSWORD, delete_user NAME,\n         set_permissions USER CONFIGURE "
+    "WRITE READ\n\nThe node is found through its command socket: --socket, WARREN_CONTROL_SOCKET, or "
+    "/var/lib/warren/NODE/control.sock.\n";
 
 static void fail(int code, const char *text)
 {
@@ -89,7 +90,8 @@ static void parse(int argc, char **argv, struct options *o)
         } else if (strcmp(argv[i], "--version") == 0) {
             puts("4.3.6");
             exit(0);
-        } else if (take_value(argc, argv, &i, "-n", "--node", &o->node) || take_value(argc, argv, &i, NULL, "--socket", &o->socket) ||
+        } else if (take_value(argc, argv, &i, "-n", "--node", &o->node) ||
+                   take_value(argc, argv, &i, NULL, "--socket", &o->socket) ||
                    take_value(argc, argv, &i, NULL, "--formatter", &o->formatter)) {
             continue;
         } else if (take_value(argc, argv, &i, "-p", "--vhost", &v)) {
@@ -104,8 +106,9 @@ static void parse(int argc, char **argv, struct options *o)
             json_object_set_new(o->options, "vhost-pattern", json_string(v));
         } else if (strcmp(argv[i], "--errors-only") == 0) {
             json_object_set_new(o->options, "errors-only", json_string("true"));
-        } else if (strcmp(argv[i], "--online") == 0 || strcmp(argv[i], "--offline") == 0 || strcmp(argv[i], "--local") == 0 ||
-                   strcmp(argv[i], "-l") == 0 || strcmp(argv[i], "--longnames") == 0) {
+        } else if (strcmp(argv[i], "--online") == 0 || strcmp(argv[i], "--offline") == 0 ||
+                   strcmp(argv[i], "--local") == 0 || strcmp(argv[i], "-l") == 0 ||
+                   strcmp(argv[i], "--longnames") == 0) {
             continue;
         } else {
             fprintf(stderr, "Error (argument validation): unknown option %s\n%s", argv[i], usage_text);
@@ -159,10 +162,10 @@ static int dial(const struct options *o)
     int fd = try_connect(p.socket);
     if (fd < 0) {
         fprintf(stderr,
-                "Error: unable to perform an operation on node '%s'. Please see diagnostics information below.\n\nDIAGNOSTICS\n===========\n\n"
-                " * command socket: %s\n * reason: %s\n\n"
-                "Is the node running on this host, and are you allowed to open its socket? Another node's socket can be named with --socket, "
-                "and -n NODE is then asked through it.\n",
+                "Error: unable to perform an operation on node '%s'. Please see diagnostics information "
+                "below.\n\nDIAGNOSTICS\n===========\n\n * command socket: %s\n * reason: %s\n\n"
+                "Is the node running on this host, and are you allowed to open its socket? Another node's "
+                "socket can be named with --socket, and -n NODE is then asked through it.\n",
                 p.node, p.socket, strerror(errno));
         exit(EXIT_UNAVAILABLE);
     }
@@ -254,7 +257,8 @@ static void print_rows_json(json_t *columns, json_t *rows)
     for (size_t i = 0; i < json_array_size(rows); i++) {
         json_t *o = json_object();
         for (size_t k = 0; k < json_array_size(columns); k++) {
-            json_object_set(o, json_string_value(json_array_get(columns, k)), json_array_get(json_array_get(rows, i), k));
+            json_object_set(o, json_string_value(json_array_get(columns, k)),
+                            json_array_get(json_array_get(rows, i), k));
         }
         char *text = json_dumps(o, JSON_COMPACT);
         printf("%s%s\n", i ? "," : "", text);
@@ -294,8 +298,11 @@ static void print_list(struct options *o, json_t *answer)
         puts(json_string_value(json_object_get(answer, "banner")));
     }
     const char *between = is_csv ? "," : "\t";
-    for (size_t k = 0; !o->is_silent && !o->no_headers && k < json_array_size(columns) && (json_array_size(rows) > 0 || is_csv); k++) {
-        printf("%s%s%s", k ? between : "", json_string_value(json_array_get(columns, k)), k + 1 == json_array_size(columns) ? "\n" : "");
+    for (size_t k = 0; !o->is_silent && !o->no_headers && k < json_array_size(columns) &&
+                       (json_array_size(rows) > 0 || is_csv);
+         k++) {
+        printf("%s%s%s", k ? between : "", json_string_value(json_array_get(columns, k)),
+               k + 1 == json_array_size(columns) ? "\n" : "");
     }
     // Sentences instead of a table: a script that asks for silence goes by the exit code.
     const bool is_hidden = o->is_silent && json_array_size(columns) == 0;
@@ -326,7 +333,9 @@ static void print_alarms(json_t *alarms)
 {
     for (size_t i = 0; i < json_array_size(alarms); i++) {
         json_t *a = json_array_get(alarms, i);
-        printf("%s alarm on node %s\n", strcmp(json_string_value(json_object_get(a, "resource")), "memory") == 0 ? "Memory" : "Free disk space",
+        printf("%s alarm on node %s\n",
+               strcmp(json_string_value(json_object_get(a, "resource")), "memory") == 0 ? "Memory"
+                                                                                        : "Free disk space",
                json_string_value(json_object_get(a, "node")));
     }
     if (json_array_size(alarms) == 0) {
@@ -364,8 +373,10 @@ static void print_cluster_status(json_t *o, struct options *options)
     {
         for (size_t i = 0; i < json_array_size(v); i++) {
             json_t *l = json_array_get(v, i);
-            printf("Node: %s, interface: %s, port: %lld, protocol: %s, purpose: %s\n", name, json_string_value(json_object_get(l, "interface")),
-                   (long long)json_integer_value(json_object_get(l, "port")), json_string_value(json_object_get(l, "protocol")),
+            printf("Node: %s, interface: %s, port: %lld, protocol: %s, purpose: %s\n", name,
+                   json_string_value(json_object_get(l, "interface")),
+                   (long long)json_integer_value(json_object_get(l, "port")),
+                   json_string_value(json_object_get(l, "protocol")),
                    json_string_value(json_object_get(l, "purpose")));
         }
     }
@@ -433,7 +444,8 @@ static int print_answer(struct options *o, json_t *answer)
 
 static void read_password(struct options *o)
 {
-    bool wants = (strcmp(o->verb, "add_user") == 0 || strcmp(o->verb, "change_password") == 0 || strcmp(o->verb, "authenticate_user") == 0) &&
+    bool wants = (strcmp(o->verb, "add_user") == 0 || strcmp(o->verb, "change_password") == 0 ||
+                  strcmp(o->verb, "authenticate_user") == 0) &&
                  json_array_size(o->args) == 1;
     char line[1024];
     if (wants) {
@@ -465,7 +477,8 @@ int main(int argc, char **argv)
     if (o.node && strchr(o.node, '@')) {
         json_object_set_new(request, "node", json_string(o.node));
     }
-    if (strcmp(o.verb, "join_cluster") == 0 && !o.is_quiet && strcmp(o.formatter, "table") == 0 && json_array_size(o.args) == 1) {
+    if (strcmp(o.verb, "join_cluster") == 0 && !o.is_quiet && strcmp(o.formatter, "table") == 0 &&
+        json_array_size(o.args) == 1) {
         struct place p;
         find(&o, &p);
         printf("Clustering node %s with %s\n", p.node, json_string_value(json_array_get(o.args, 0)));

@@ -38,14 +38,17 @@ enum queue_settle {
 
 struct queue_callbacks {
     // Every publish up to sequence `through` has an outcome; those listed in `rejected` (ascending) were not accepted.
-    void (*settled)(void *ctx, struct queue_session *s, uint64_t through, const uint64_t *rejected, uint32_t rejected_count);
+    void (*settled)(void *ctx, struct queue_session *s, uint64_t through, const uint64_t *rejected,
+                    uint32_t rejected_count);
     void (*deliver)(void *ctx, struct queue_session *s, uint32_t consumer, const struct queue_message *m);
     // Answers to consume / cancel / get / purge. get: message or NULL for empty; ready = what is left.
     void (*consume_done)(void *ctx, struct queue_session *s, uint32_t consumer, enum rc rc);
     void (*cancel_done)(void *ctx, struct queue_session *s, uint32_t consumer);
-    void (*get_done)(void *ctx, struct queue_session *s, uint64_t token, enum rc rc, const struct queue_message *m, uint64_t ready);
+    void (*get_done)(void *ctx, struct queue_session *s, uint64_t token, enum rc rc,
+                     const struct queue_message *m, uint64_t ready);
     void (*purge_done)(void *ctx, struct queue_session *s, uint64_t token, uint64_t count);
-    // The queue took the consumer away (queue deleted, ...): basic.cancel to the client. Before `ended`, for each consumer.
+    // The queue took the consumer away (queue deleted, ...): basic.cancel to the client. Before `ended`, for
+    // each consumer.
     void (*consumer_lost)(void *ctx, struct queue_session *s, uint32_t consumer);
     // The session ended from the other side (queue deleted: is_deleted; or our node was declared down). All publishes
     // not yet settled are in doubt: a deleted queue counts as confirmed, else the channel is to be closed.
@@ -54,7 +57,8 @@ struct queue_callbacks {
     void (*writable)(void *ctx, struct queue_session *s);
 };
 
-struct queue_session *queue_session_open(struct queue_service *q, const struct queue_target *t, const struct queue_callbacks *cb, void *ctx);
+struct queue_session *queue_session_open(struct queue_service *q, const struct queue_target *t,
+                                         const struct queue_callbacks *cb, void *ctx);
 // Ends the session: what its consumers hold goes back with a failure (channel closed) in the queue's own time.
 void queue_session_close(struct queue_session *s);
 void *queue_session_ctx(struct queue_session *s);
@@ -73,11 +77,11 @@ struct queue_publish {
     bool is_persistent;
     bool is_body_disposable;          // The bytes of `body` may be destroyed: they are not read after this call.
 };
-// So much room in front of a large body that is given away (in a block with has_room, and RECORD_ALIGN behind it) lets it
-// stay where it is on its way into the log.
+// So much room in front of a large body that is given away (in a block with has_room, and RECORD_ALIGN behind
+// it) lets it stay where it is on its way into the log.
 size_t queue_publish_room(size_t exchange_len, size_t key_len, size_t properties_len);
-// Copies, but for such a body. Returns the publish's sequence number in this session (1, 2, ...). Never refuses: look at is_full before
-// reading more from the client.
+// Copies, but for such a body. Returns the publish's sequence number in this session (1, 2, ...). Never
+// refuses: look at is_full before reading more from the client.
 uint64_t queue_session_publish(struct queue_session *s, const struct queue_publish *p);
 bool queue_session_is_full(const struct queue_session *s);
 
@@ -94,7 +98,8 @@ void queue_session_cancel(struct queue_session *s, uint32_t consumer);
 void queue_session_get(struct queue_session *s, uint64_t token, bool is_no_ack);  // Unsettled gets are consumer 0.
 void queue_session_purge(struct queue_session *s, uint64_t token);
 // Settles deliveries first..last of a consumer. Calls in one loop turn are joined into one command.
-void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t first, uint64_t last, enum queue_settle how);
+void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t first, uint64_t last,
+                          enum queue_settle how);
 // The client's socket took `bytes` of this consumer's deliveries (flow control, decision 9). Bodies count; frames and
 // headers may be counted with them. Must be called for every delivery sooner or later; not for gets.
 void queue_session_taken(struct queue_session *s, uint32_t consumer, uint64_t bytes);
@@ -107,7 +112,8 @@ struct queue_info {
     uint32_t leader_node;  // Who answered; 0: nobody did.
 };
 typedef void queue_info_fn(void *ctx, enum rc rc, const struct queue_info *info);
-void queue_info_get(struct queue_service *q, const struct queue_target *t, uint32_t timeout_ms, queue_info_fn *done, void *ctx);
+void queue_info_get(struct queue_service *q, const struct queue_target *t, uint32_t timeout_ms,
+                    queue_info_fn *done, void *ctx);
 
 // ---- service -----------------------------------------------------------------------------------------------------
 
@@ -133,8 +139,8 @@ struct queue_service_config {
 struct queue_service *queue_service_create(const struct queue_service_config *config);
 void queue_service_destroy(struct queue_service *q);
 // In the loop turn before host_turn: proposes what was handed in, sends session frames. And best once more between
-// host_turn and the net's flush: answers and deliveries that the applies caused leave here. Returns when it wants to run
-// again; 0: at once, because it proposed something that a host_turn must see.
+// host_turn and the net's flush: answers and deliveries that the applies caused leave here. Returns when it
+// wants to run again; 0: at once, because it proposed something that a host_turn must see.
 uint64_t queue_service_turn(struct queue_service *q);
 // When queue_service_turn must run again because of what came since it last did, applies in host_turn included (0: at
 // once). A driver that runs one turn only takes the minimum of this and what host_turn returned.
@@ -186,5 +192,7 @@ struct queue_consumer_info {
     int32_t priority;
     struct span channel;   // A stable printable id.
 };
-bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_info *info, struct consensus_status *status);
-void queue_replica_consumers(struct queue_service *q, uint64_t group, void (*each)(void *ctx, const struct queue_consumer_info *c), void *ctx);
+bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_info *info,
+                        struct consensus_status *status);
+void queue_replica_consumers(struct queue_service *q, uint64_t group,
+                             void (*each)(void *ctx, const struct queue_consumer_info *c), void *ctx);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queue sessions, client side: what the channel hands in, kept until applied, and sent (queue.h; README).
 //
-// Publishes and control commands are two sequences of pending commands, encoded once when handed in. A turn moves joined
-// settles, credits and questions into the control sequence and sends both from where this attach left off: to a leader on
-// this worker by a call that copies straight into the log, else as items on a lane. Nothing leaves the pending list before
-// it was applied, so a new attach only sets the marks back.
+// Publishes and control commands are two sequences of pending commands, encoded once when handed in. A turn
+// moves joined settles, credits and questions into the control sequence and sends both from where this attach
+// left off: to a leader on this worker by a call that copies straight into the log, else as items on a lane.
+// Nothing leaves the pending list before it was applied, so a new attach only sets the marks back.
 //
 // Answers: queue_client_in.c. Where the leader is: queue_link.c.
 #include "node/queue/queue_parts.h"
@@ -18,14 +18,17 @@ static uint64_t new_counter(struct queue_service *q)
     return (uint64_t)q->config.worker << 48 | q->next_counter++;
 }
 
-struct queue_session *queue_session_open(struct queue_service *q, const struct queue_target *t, const struct queue_callbacks *cb, void *ctx)
+struct queue_session *queue_session_open(struct queue_service *q, const struct queue_target *t,
+                                         const struct queue_callbacks *cb, void *ctx)
 {
     assert(t->members_count > 0 && t->members_count <= LIMIT_VOTERS);
     struct queue_session *s = mem_zalloc(sizeof(*s));
     s->service = q;
     s->cb = *cb;
     s->ctx = ctx;
-    s->id = (struct queue_session_id){.incarnation = q->config.incarnation, .counter = new_counter(q), .node = q->config.node_id};
+    s->id = (struct queue_session_id){.incarnation = q->config.incarnation,
+                                      .counter = new_counter(q),
+                                      .node = q->config.node_id};
     queue_pending_init(&s->pending[QUEUE_STREAM_PUBLISH], PUBLISH_BLOCK, 1);
     queue_pending_init(&s->pending[QUEUE_STREAM_CONTROL], CONTROL_BLOCK, 1);
     map_init_u64(&s->consumers);
@@ -93,16 +96,19 @@ bool queue_session_is_full(const struct queue_session *s)
     return p->count >= LIMIT_FOR_PUBLISH(LIMIT_SESSION_COMMANDS) || p->bytes >= LIMIT_FOR_PUBLISH(LIMIT_SESSION_BYTES);
 }
 
-// A large body that the channel gives away stays where it is: the command is written in front of it. False: not such a one.
+// A large body that the channel gives away stays where it is: the command is written in front of it. False:
+// not such a one.
 static bool publish_in_place(struct queue_session *s, const struct queue_publish *p, size_t size, uint64_t seq)
 {
     const size_t front = size - p->body.len;
-    if (!p->is_body_disposable || p->body_more.len > 0 || !block_has_room(p->body, front + RECORD_HEADER_BYTES, RECORD_ALIGN)) {
+    if (!p->is_body_disposable || p->body_more.len > 0 ||
+        !block_has_room(p->body, front + RECORD_HEADER_BYTES, RECORD_ALIGN)) {
         return false;
     }
     struct block *block = block_of(p->body);
     const size_t at = (size_t)(p->body.ptr - block->ptr) - front;
-    queue_pending_push_block(&s->pending[QUEUE_STREAM_PUBLISH], block, block->ptr + at, (uint32_t)size, QUEUE_COMMAND_ENQUEUE, 0);
+    queue_pending_push_block(&s->pending[QUEUE_STREAM_PUBLISH], block, block->ptr + at, (uint32_t)size,
+                             QUEUE_COMMAND_ENQUEUE, 0);
     queue_enqueue_write(block->ptr + at, size, s->id, seq, s->applied[QUEUE_STREAM_PUBLISH], p);
     block_sum_extend(block, at);
     block->is_disposable = block->has_room = false;
@@ -131,7 +137,8 @@ uint64_t queue_session_publish(struct queue_session *s, const struct queue_publi
 }
 
 // Encodes a control command at the end of its sequence. `body` follows the fixed part.
-static uint64_t push_control(struct queue_session *s, enum queue_command_kind kind, uint16_t flags, uint32_t aux, struct span body)
+static uint64_t push_control(struct queue_session *s, enum queue_command_kind kind, uint16_t flags,
+                             uint32_t aux, struct span body)
 {
     struct queue_pending *pending = &s->pending[QUEUE_STREAM_CONTROL];
     uint64_t seq = queue_pending_last(pending) + 1;
@@ -206,7 +213,8 @@ void queue_session_purge(struct queue_session *s, uint64_t token)
     query_add(s, QUEUE_COMMAND_PURGE, token, false);
 }
 
-void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t first, uint64_t last, enum queue_settle how)
+void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t first, uint64_t last,
+                          enum queue_settle how)
 {
     assert(first <= last);
     if (s->state == SESSION_ENDED) {
@@ -235,7 +243,8 @@ void queue_session_settle(struct queue_session *s, uint32_t consumer, uint64_t f
 
 void queue_session_taken(struct queue_session *s, uint32_t consumer, uint64_t bytes)
 {
-    struct queue_client_consumer *c = s->recent && s->recent->id == consumer ? s->recent : map_get(&s->consumers, consumer);
+    struct queue_client_consumer *c =
+        s->recent && s->recent->id == consumer ? s->recent : map_get(&s->consumers, consumer);
     if (!c || consumer == 0) {
         return;
     }
@@ -276,10 +285,12 @@ static void push_settles(struct queue_session *s)
         struct queue_pending *pending = &s->pending[QUEUE_STREAM_CONTROL];
         struct buf *scratch = &s->service->scratch;
         scratch->len = 0;
-        queue_command_head(scratch, QUEUE_COMMAND_SETTLE, 0, s->id, queue_pending_last(pending) + 1, s->applied[QUEUE_STREAM_PUBLISH]);
+        queue_command_head(scratch, QUEUE_COMMAND_SETTLE, 0, s->id, queue_pending_last(pending) + 1,
+                           s->applied[QUEUE_STREAM_PUBLISH]);
         buf_u32(scratch, n);
         buf_bytes(scratch, s->settles + at, n * sizeof(*s->settles));
-        memcpy(queue_pending_push(pending, (uint32_t)scratch->len, QUEUE_COMMAND_SETTLE, 0), scratch->ptr, scratch->len);
+        memcpy(queue_pending_push(pending, (uint32_t)scratch->len, QUEUE_COMMAND_SETTLE, 0), scratch->ptr,
+               scratch->len);
         at += n;
     }
     s->settles_count = 0;
@@ -368,7 +379,8 @@ static void push_query(struct queue_session *s)
 
 static void push_end(struct queue_session *s)
 {
-    if (s->is_closing && !s->is_end_sent && s->pending[QUEUE_STREAM_PUBLISH].count == 0 && s->pending[QUEUE_STREAM_CONTROL].count == 0) {
+    if (s->is_closing && !s->is_end_sent && s->pending[QUEUE_STREAM_PUBLISH].count == 0 &&
+        s->pending[QUEUE_STREAM_CONTROL].count == 0) {
         s->is_end_sent = true;
         push_control(s, QUEUE_COMMAND_END, 0, 0, (struct span){0});
     }
@@ -406,8 +418,8 @@ static bool send_lane(struct queue_session *s, enum queue_stream stream)
     return true;
 }
 
-// Hands a command to a leader on this worker. A large one is in memory once: the log shares its block, or, if it cannot, its
-// bytes are given up while the log takes them, and the log's are kept in their place.
+// Hands a command to a leader on this worker. A large one is in memory once: the log shares its block, or, if
+// it cannot, its bytes are given up while the log takes them, and the log's are kept in their place.
 static enum rc command_local(struct queue_session *s, enum queue_stream stream, const struct queue_pending_item *item)
 {
     if (!item->block) {
@@ -492,8 +504,9 @@ void queue_session_turn(struct queue_session *s)
 bool queue_session_waits(const struct queue_session *s)
 {
     return s->state == SESSION_ATTACHING ||
-           (s->state == SESSION_ATTACHED && (s->pending[QUEUE_STREAM_PUBLISH].count > 0 || s->pending[QUEUE_STREAM_CONTROL].count > 0 ||
-                                             !list_is_empty(&s->queries)));
+           (s->state == SESSION_ATTACHED &&
+            (s->pending[QUEUE_STREAM_PUBLISH].count > 0 || s->pending[QUEUE_STREAM_CONTROL].count > 0 ||
+             !list_is_empty(&s->queries)));
 }
 
 void queue_session_seek(struct queue_session *s)

@@ -15,7 +15,8 @@ static bool is_current(const struct queue_session *s, uint32_t attach)
 
 // ---- applied -------------------------------------------------------------------------------------------------------
 
-static void publishes_applied(struct queue_session *s, uint64_t through, const struct queue_seq_range *rejected, uint32_t count)
+static void publishes_applied(struct queue_session *s, uint64_t through,
+                              const struct queue_seq_range *rejected, uint32_t count)
 {
     struct queue_pending *p = &s->pending[QUEUE_STREAM_PUBLISH];
     uint64_t before = s->applied[QUEUE_STREAM_PUBLISH];
@@ -166,7 +167,8 @@ void queue_client_refused(struct queue_session *s, uint32_t attach)
     if (!is_current(s, attach) || s->was_open) {
         return;
     }
-    // Nothing was sent under the old counter, for that needs ATTACHED first. What is pending names the session: rewrite it.
+    // Nothing was sent under the old counter, for that needs ATTACHED first. What is pending names the
+    // session: rewrite it.
     struct queue_service *q = s->service;
     queue_session_seek(s);
     map_remove(&q->sessions, s->id.counter);
@@ -288,12 +290,14 @@ static void got(struct queue_session *s, struct queue_client_consumer *c, const 
     }
 }
 
-void queue_client_deliver(struct queue_session *s, uint32_t attach, uint32_t consumer, uint64_t before, const struct queue_message *m)
+void queue_client_deliver(struct queue_session *s, uint32_t attach, uint32_t consumer, uint64_t before,
+                          const struct queue_message *m)
 {
     if (!is_current(s, attach) || s->state != SESSION_ATTACHED || s->is_closing) {
         return;
     }
-    struct queue_client_consumer *c = s->recent && s->recent->id == consumer ? s->recent : map_get(&s->consumers, consumer);
+    struct queue_client_consumer *c =
+        s->recent && s->recent->id == consumer ? s->recent : map_get(&s->consumers, consumer);
     if (!c || !c->is_ready) {
         return;
     }
@@ -331,8 +335,8 @@ void queue_client_deliver(struct queue_session *s, uint32_t attach, uint32_t con
 // ---- from the wire -------------------------------------------------------------------------------------------------
 
 // APPLIED and ATTACHED: seqs and rejected ranges. The ranges are copied out: they need not be aligned.
-static bool read_applied(struct queue_service *q, struct reader *r, uint64_t seq[QUEUE_STREAMS], const struct queue_seq_range **ranges,
-                         uint32_t *count)
+static bool read_applied(struct queue_service *q, struct reader *r, uint64_t seq[QUEUE_STREAMS],
+                         const struct queue_seq_range **ranges, uint32_t *count)
 {
     const uint8_t *p = reader_take(r, sizeof(struct queue_applied_wire));
     if (!p) {
@@ -374,7 +378,8 @@ static bool item_attached(struct queue_session *s, const struct queue_item *item
         return false;
     }
     // The query's answer is taken before the seq that covers it.
-    if (is_current(s, item->attach) && s->state == SESSION_ATTACHING && reader_left(r) > 0 && !read_query(s, item->attach, r)) {
+    if (is_current(s, item->attach) && s->state == SESSION_ATTACHING && reader_left(r) > 0 &&
+        !read_query(s, item->attach, r)) {
         return false;
     }
     queue_client_attached(s, item->attach, seq, ranges, count);

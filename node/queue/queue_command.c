@@ -2,8 +2,8 @@
 // Log payloads of the queue (queue_command.h).
 //
 // The decoder is given bytes that other nodes wrote: every read is bounded, every length is checked against what is
-// there, and a payload must be used up exactly. An enqueue is checked by its lengths alone, so that apply costs the same for
-// any body. Messages are taken apart only when they are delivered.
+// there, and a payload must be used up exactly. An enqueue is checked by its lengths alone, so that apply
+// costs the same for any body. Messages are taken apart only when they are delivered.
 #include "node/queue/queue_command.h"
 #include "node/base/block.h"
 #include "proto/record.h"
@@ -159,14 +159,16 @@ static uint8_t *put(uint8_t *to, const void *from, size_t n)
     return to + n;
 }
 
-void queue_enqueue_write(uint8_t *to, size_t size, struct queue_session_id id, uint64_t seq, uint64_t known, const struct queue_publish *p)
+void queue_enqueue_write(uint8_t *to, size_t size, struct queue_session_id id, uint64_t seq, uint64_t known,
+                         const struct queue_publish *p)
 {
     assert(p->routing_keys_count > 0 && p->routing_keys_count <= UINT16_MAX);
     assert(p->exchange.len <= UINT16_MAX);
     struct queue_command_wire fixed = {
         .version = QUEUE_COMMAND_VERSION,
         .kind = QUEUE_COMMAND_ENQUEUE,
-        .flags = (uint16_t)((p->is_persistent ? QUEUE_FLAG_PERSISTENT : 0) | (p->has_priority ? QUEUE_FLAG_HAS_PRIORITY : 0)),
+        .flags = (uint16_t)((p->is_persistent ? QUEUE_FLAG_PERSISTENT : 0) |
+                            (p->has_priority ? QUEUE_FLAG_HAS_PRIORITY : 0)),
         .node = id.node,
         .incarnation = id.incarnation,
         .counter = id.counter,
@@ -203,8 +205,8 @@ void queue_enqueue_write(uint8_t *to, size_t size, struct queue_session_id id, u
     assert(at == to + size);
 }
 
-void queue_command_head(struct buf *to, enum queue_command_kind kind, uint16_t flags, struct queue_session_id id, uint64_t seq,
-                        uint64_t known)
+void queue_command_head(struct buf *to, enum queue_command_kind kind, uint16_t flags,
+                        struct queue_session_id id, uint64_t seq, uint64_t known)
 {
     struct queue_command_wire fixed = {
         .version = QUEUE_COMMAND_VERSION,

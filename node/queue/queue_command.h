@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commands in the log of a quorum queue: payload version 1 (decision 2). Little endian.
 //
-// Every payload starts with `struct queue_command_wire`; the kind says what follows. `stamp_ms` is written by the leader
-// when it proposes (QUEUE_COMMAND_STAMP_AT), everything else by the session that sent it. Pure; any thread.
+// Every payload starts with `struct queue_command_wire`; the kind says what follows. `stamp_ms` is written by
+// the leader when it proposes (QUEUE_COMMAND_STAMP_AT), everything else by the session that sent it. Pure; any thread.
 #pragma once
 #include "node/base/buf.h"
 #include "node/base/reader.h"
@@ -132,9 +132,10 @@ MUST_USE enum rc queue_message_decode(struct span payload, struct queue_message 
 
 // Bytes of an enqueue; then writes it to `to` (that many bytes).
 size_t queue_enqueue_size(const struct queue_publish *p);
-void queue_enqueue_write(uint8_t *to, size_t size, struct queue_session_id id, uint64_t seq, uint64_t known, const struct queue_publish *p);
+void queue_enqueue_write(uint8_t *to, size_t size, struct queue_session_id id, uint64_t seq, uint64_t known,
+                         const struct queue_publish *p);
 // Appends the fixed part of a command; the caller appends what the kind wants.
-void queue_command_head(struct buf *to, enum queue_command_kind kind, uint16_t flags, struct queue_session_id id, uint64_t seq,
-                        uint64_t known);
+void queue_command_head(struct buf *to, enum queue_command_kind kind, uint16_t flags,
+                        struct queue_session_id id, uint64_t seq, uint64_t known);
 void queue_command_checkout(struct buf *to, const struct queue_consume *c);  // Behind the head.
 void queue_command_configure(struct buf *to, const struct queue_settings *s);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // A session that was open attaches, and this leader's state does not know it. Has it ended?
 //
-// Problem: who was deposed and has not heard of it lacks what was committed since, the session's opening perhaps; its word
-// would end a living session (law 3: absence is not deletion). Idea: before it says so a leader proves by a read barrier asked
-// for after the attach that it leads and has applied all that was committed by then. Meanwhile the client is sent away and
-// comes again; the proof waits for it.
+// Problem: who was deposed and has not heard of it lacks what was committed since, the session's opening
+// perhaps; its word would end a living session (law 3: absence is not deletion). Idea: before it says so a
+// leader proves by a read barrier asked for after the attach that it leads and has applied all that was
+// committed by then. Meanwhile the client is sent away and comes again; the proof waits for it.
 //
 // A doubt belongs to the service, for its barrier may be answered after the replica, or the service, has gone.
 #include "node/queue/queue_parts.h"

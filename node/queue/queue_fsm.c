@@ -2,9 +2,9 @@
 // The queue's state machine: commands in, state and effects out (queue_fsm.h).
 //
 // Every session command is first held against the session's last applied seq: the next one is applied, an older one
-// only answered, one too far ahead only named as a gap. So whatever the leader's side proposed twice or in vain, the state
-// moves once. After each command come limits and checkout, in this order: a message that is over the limit is
-// never delivered, and one that is delivered no longer counts.
+// only answered, one too far ahead only named as a gap. So whatever the leader's side proposed twice or in
+// vain, the state moves once. After each command come limits and checkout, in this order: a message that is
+// over the limit is never delivered, and one that is delivered no longer counts.
 //
 // Not here: reading messages, sending, time. The stamp of the command is the only clock.
 #include "node/queue/queue_fsm_parts.h"
@@ -41,7 +41,8 @@ struct queue_effect *queue_effect_push(struct queue_effects *fx, enum queue_effe
     return e;
 }
 
-static void effect_session(struct queue_effects *fx, enum queue_effect_kind kind, struct queue_fsm_session *s, uint64_t value)
+static void effect_session(struct queue_effects *fx, enum queue_effect_kind kind, struct queue_fsm_session *s,
+                           uint64_t value)
 {
     struct queue_effect *e = queue_effect_push(fx, kind);
     if (e) {
@@ -150,9 +151,10 @@ static bool is_over(const struct queue_fsm *f)
 static bool is_low(const struct queue_fsm *f)
 {
     const struct queue_settings *s = &f->settings;
-    return (s->max_length < 0 || f->ready_count <= (uint64_t)s->max_length / 5 * 4 + (uint64_t)s->max_length % 5 * 4 / 5) &&
-           (s->max_length_bytes < 0 ||
-            f->ready_bytes <= (uint64_t)s->max_length_bytes / 5 * 4 + (uint64_t)s->max_length_bytes % 5 * 4 / 5);
+    return (s->max_length < 0 ||
+            f->ready_count <= (uint64_t)s->max_length / 5 * 4 + (uint64_t)s->max_length % 5 * 4 / 5) &&
+           (s->max_length_bytes < 0 || f->ready_bytes <= (uint64_t)s->max_length_bytes / 5 * 4 +
+                                                             (uint64_t)s->max_length_bytes % 5 * 4 / 5);
 }
 
 // data-plane §4.2.
@@ -169,8 +171,8 @@ static void enforce_limits(struct queue_fsm *f)
     }
 }
 
-static void apply_enqueue(struct queue_fsm *f, uint64_t index, const struct queue_command *c, struct queue_fsm_session *s,
-                          struct queue_effects *fx)
+static void apply_enqueue(struct queue_fsm *f, uint64_t index, const struct queue_command *c,
+                          struct queue_fsm_session *s, struct queue_effects *fx)
 {
     if (f->is_rejecting) {
         queue_session_reject(s, c->fixed.seq);
@@ -196,7 +198,8 @@ static void apply_enqueue(struct queue_fsm *f, uint64_t index, const struct queu
 
 // ---- session commands ----------------------------------------------------------------------------------------------
 
-static void apply_settle(struct queue_fsm *f, const struct queue_command *c, struct queue_fsm_session *s, struct queue_effects *fx)
+static void apply_settle(struct queue_fsm *f, const struct queue_command *c, struct queue_fsm_session *s,
+                         struct queue_effects *fx)
 {
     for (uint32_t i = 0; i < c->settle.count; i++) {
         struct queue_settle_wire w;
@@ -244,7 +247,8 @@ static void answer_query(struct queue_fsm_session *s, uint64_t seq, struct queue
     }
 }
 
-static void apply_control(struct queue_fsm *f, const struct queue_command *c, struct queue_fsm_session *s, struct queue_effects *fx)
+static void apply_control(struct queue_fsm *f, const struct queue_command *c, struct queue_fsm_session *s,
+                          struct queue_effects *fx)
 {
     struct queue_fsm_consumer *consumer;
     switch (c->fixed.kind) {
@@ -285,7 +289,8 @@ static void apply_control(struct queue_fsm *f, const struct queue_command *c, st
     }
 }
 
-static void apply_session_command(struct queue_fsm *f, uint64_t index, const struct queue_command *c, struct queue_effects *fx)
+static void apply_session_command(struct queue_fsm *f, uint64_t index, const struct queue_command *c,
+                                  struct queue_effects *fx)
 {
     if (c->fixed.kind == QUEUE_COMMAND_OPEN) {
         queue_session_open_apply(f, c->session, fx);
@@ -361,7 +366,8 @@ void queue_fsm_apply(struct queue_fsm *f, uint64_t index, struct span payload, s
 
 // ---- invariant -----------------------------------------------------------------------------------------------------
 
-static void check_consumer(const struct queue_fsm *f, const struct queue_fsm_consumer *c, uint64_t *held, uint64_t *bytes)
+static void check_consumer(const struct queue_fsm *f, const struct queue_fsm_consumer *c, uint64_t *held,
+                           uint64_t *bytes)
 {
     uint64_t before = 0;
     uint32_t live = 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Consumers of the queue's state machine: who gets the next message, what each holds.
 //
-// A consumer that may get a message stands in the waiting list of its priority class; the next message goes to the first
-// of the highest class that has one, which then goes to the end. What it holds is an array ascending by delivery
-// number; settling makes a hole, and the array is closed up once holes outnumber the living, so that one message that
-// is never settled pins nothing.
+// A consumer that may get a message stands in the waiting list of its priority class; the next message goes
+// to the first of the highest class that has one, which then goes to the end. What it holds is an array
+// ascending by delivery number; settling makes a hole, and the array is closed up once holes outnumber the
+// living, so that one message that is never settled pins nothing.
 //
 // Order matters and is state: classes, waiting lists and the lists of attachment are all in the snapshot.
 #include "node/queue/queue_fsm_parts.h"
@@ -65,8 +65,8 @@ static void class_join(struct queue_busy *b, struct queue_fsm_consumer *c, int32
     c->class_->members++;
 }
 
-struct queue_fsm_consumer *queue_consumer_add(struct queue_fsm *f, struct queue_fsm_session *s, uint32_t id, int32_t priority,
-                                              struct span tag)
+struct queue_fsm_consumer *queue_consumer_add(struct queue_fsm *f, struct queue_fsm_session *s, uint32_t id,
+                                              int32_t priority, struct span tag)
 {
     assert(tag.len <= UINT8_MAX);
     struct queue_fsm_consumer *c = mem_zalloc(sizeof(*c) + tag.len);
@@ -144,7 +144,8 @@ static void single_active_review(struct queue_fsm *f, struct queue_fsm_consumer 
     }
 }
 
-void queue_consumer_attach(struct queue_fsm *f, struct queue_fsm_session *s, const struct queue_command *c, struct queue_effects *fx)
+void queue_consumer_attach(struct queue_fsm *f, struct queue_fsm_session *s, const struct queue_command *c,
+                           struct queue_effects *fx)
 {
     (void)fx;
     struct queue_fsm_consumer *consumer = queue_fsm_consumer_find(s, c->checkout.consumer);
@@ -264,7 +265,8 @@ static void settle_one(struct queue_fsm *f, struct queue_unsettled *u, uint32_t 
     u->ref = 0;
 }
 
-void queue_consumer_settle(struct queue_fsm *f, struct queue_fsm_consumer *c, const struct queue_settle_wire *w, struct queue_effects *fx)
+void queue_consumer_settle(struct queue_fsm *f, struct queue_fsm_consumer *c,
+                           const struct queue_settle_wire *w, struct queue_effects *fx)
 {
     for (uint32_t i = lower_bound(c, w->first); i < c->len && c->unsettled[i].number <= w->last; i++) {
         if (c->unsettled[i].ref != 0) {
@@ -306,7 +308,9 @@ uint64_t queue_consumer_take(struct queue_fsm *f, struct queue_fsm_consumer *c, 
     bool has = queue_fsm_pop_head(f, &m);
     assert(has);
     uint64_t number = c->next_number++;
-    queue_consumer_push(c, (struct queue_unsettled){.number = number, .ref = m.ref, .acquired = m.acquired, .failed = m.failed});
+    queue_consumer_push(
+        c,
+        (struct queue_unsettled){.number = number, .ref = m.ref, .acquired = m.acquired, .failed = m.failed});
     f->unacked_count++;
     f->unacked_bytes += queue_fsm_size(f, m.ref);
     if (fx && c->mark != fx->round) {

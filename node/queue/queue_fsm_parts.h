@@ -12,13 +12,16 @@ void queue_fsm_drop(struct queue_fsm *f, queue_ref ref);                   // Th
 void queue_fsm_return(struct queue_fsm *f, const struct queue_unsettled *u, bool is_acquired, bool is_failed);
 
 // queue_fsm_consumer.c
-struct queue_fsm_consumer *queue_consumer_add(struct queue_fsm *f, struct queue_fsm_session *s, uint32_t id, int32_t priority,
-                                              struct span tag);
-void queue_consumer_attach(struct queue_fsm *f, struct queue_fsm_session *s, const struct queue_command *c, struct queue_effects *fx);
+struct queue_fsm_consumer *queue_consumer_add(struct queue_fsm *f, struct queue_fsm_session *s, uint32_t id,
+                                              int32_t priority, struct span tag);
+void queue_consumer_attach(struct queue_fsm *f, struct queue_fsm_session *s, const struct queue_command *c,
+                           struct queue_effects *fx);
 void queue_consumer_cancel(struct queue_fsm *f, struct queue_fsm_consumer *c, struct queue_effects *fx);
-void queue_consumer_settle(struct queue_fsm *f, struct queue_fsm_consumer *c, const struct queue_settle_wire *w, struct queue_effects *fx);
+void queue_consumer_settle(struct queue_fsm *f, struct queue_fsm_consumer *c,
+                           const struct queue_settle_wire *w, struct queue_effects *fx);
 void queue_consumer_end(struct queue_fsm *f, struct queue_fsm_consumer *c, bool is_failed, struct queue_effects *fx);
-uint64_t queue_consumer_take(struct queue_fsm *f, struct queue_fsm_consumer *c, struct queue_effects *fx);  // Head of ready -> c.
+// Head of ready -> c.
+uint64_t queue_consumer_take(struct queue_fsm *f, struct queue_fsm_consumer *c, struct queue_effects *fx);
 void queue_consumer_push(struct queue_fsm_consumer *c, struct queue_unsettled u);
 void queue_consumer_refresh(struct queue_fsm *f, struct queue_fsm_consumer *c);  // In or out of the waiting list.
 void queue_consumer_choose_active(struct queue_fsm *f);

@@ -133,7 +133,8 @@ void queue_session_open_apply(struct queue_fsm *f, struct queue_session_id id, s
     struct queue_effect *e;
     if (!s) {
         struct queue_fsm_node *n = queue_node_record(f, id.node, queue_session_id_worker(id));
-        bool is_repeat = id.incarnation < n->incarnation || (id.incarnation == n->incarnation && id.counter <= n->highest);
+        bool is_repeat =
+            id.incarnation < n->incarnation || (id.incarnation == n->incarnation && id.counter <= n->highest);
         if (is_repeat) {
             e = queue_effect_push(fx, QUEUE_EFFECT_REFUSED);
             if (e) {

@@ -2,8 +2,9 @@
 // Snapshot and restore of the queue's state machine (engine-notes §2.6).
 //
 // A frozen state is the ready list's chunks by reference and everything else encoded at once ("the rest"): settings,
-// sessions, consumers, unsettled and returned messages, big sizes. Chunks of a snapshot: u8 tag; PART: bytes of the rest,
-// to be joined; READY: u32 priority, u32 count, references. Ready chunks of a priority come in order, the rest last.
+// sessions, consumers, unsettled and returned messages, big sizes. Chunks of a snapshot: u8 tag; PART: bytes
+// of the rest, to be joined; READY: u32 priority, u32 count, references. Ready chunks of a priority come in
+// order, the rest last.
 // The digest is the sum over what a snapshot would hold, with references in list order, so it knows nothing of memory.
 #include "node/base/crc32c.h"
 #include "node/queue/queue_fsm_parts.h"
@@ -271,7 +272,8 @@ void queue_snapshot_live(struct queue_snapshot *s, struct buf *out)
 
 uint64_t queue_fsm_size_estimate(const struct queue_fsm *f)
 {
-    uint64_t n = 128 + f->ready_count * 8 + (uint64_t)f->returns.count * 16 + f->unacked_count * 24 + f->nodes_count * 24ull;
+    uint64_t n = 128 + f->ready_count * 8 + (uint64_t)f->returns.count * 16 + f->unacked_count * 24 +
+                 f->nodes_count * 24ull;
     if (f->busy) {
         n += f->busy->sessions_count * 80ull + f->busy->consumers_count * 80ull;
     }

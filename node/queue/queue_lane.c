@@ -2,8 +2,8 @@
 // Lanes (queue_lane.h).
 //
 // The net borrows what it is given until the end of the turn, so a batch that was handed over is never touched again:
-// it lies in `used` until the net was flushed for certain. The same holds for the bytes of a run; what is said behind a run is
-// gathered apart and becomes the next piece when the run's bytes are gone.
+// it lies in `used` until the net was flushed for certain. The same holds for the bytes of a run; what is
+// said behind a run is gathered apart and becomes the next piece when the run's bytes are gone.
 #include "node/queue/queue_lane.h"
 #include "node/base/crc32c.h"
 #include "node/base/mem.h"
@@ -164,7 +164,8 @@ struct queue_lane *queue_lane_to(struct queue_lanes *l, uint32_t node, uint32_t 
 
 // ---- out -----------------------------------------------------------------------------------------------------------
 
-size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint64_t group, struct queue_session_id session, uint32_t attach)
+size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint64_t group,
+                        struct queue_session_id session, uint32_t attach)
 {
     return queue_item_begin(&lane->out, type, group, session, attach);
 }
@@ -186,7 +187,8 @@ static struct run *run_of(struct queue_lane *lane, const struct queue_item_wire 
     bool is_up = w->type <= QUEUE_ITEM_UP_LAST;
     list_each (l, &lane->runs) {
         struct run *r = list_entry(l, struct run, link);
-        if (r->session.counter == w->counter && r->session.node == w->node && r->group == w->group && r->is_up == is_up) {
+        if (r->session.counter == w->counter && r->session.node == w->node && r->group == w->group &&
+            r->is_up == is_up) {
             return r;
         }
     }
@@ -195,7 +197,10 @@ static struct run *run_of(struct queue_lane *lane, const struct queue_item_wire 
 
 bool queue_lane_is_sending(struct queue_lane *lane, uint64_t group, struct queue_session_id session)
 {
-    const struct queue_item_wire up = {.type = QUEUE_ITEM_COMMANDS, .group = group, .counter = session.counter, .node = session.node};
+    const struct queue_item_wire up = {.type = QUEUE_ITEM_COMMANDS,
+                                       .group = group,
+                                       .counter = session.counter,
+                                       .node = session.node};
     return run_of(lane, &up) != NULL;
 }
 
@@ -272,7 +277,9 @@ void queue_lane_end_shared(struct queue_lane *lane, size_t at, struct block *blo
 // The next bytes of a run, at most FRAGMENT_BYTES, and what is left of it without them.
 static struct span run_next(const struct run *r, size_t *left)
 {
-    struct span s = r->at < r->bytes->bytes.len ? span_of(r->bytes->bytes.ptr + r->at, r->bytes->bytes.len - r->at) : r->tail;
+    struct span s = r->at < r->bytes->bytes.len
+                        ? span_of(r->bytes->bytes.ptr + r->at, r->bytes->bytes.len - r->at)
+                        : r->tail;
     s.len = s.len < FRAGMENT_BYTES ? s.len : FRAGMENT_BYTES;
     *left = r->bytes->bytes.len - r->at + r->tail.len + r->behind.len - s.len;
     return s;
@@ -453,8 +460,8 @@ static void forget_arriving(struct queue_lanes *l, uint32_t node, uint32_t worke
     }
 }
 
-static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_t from, uint32_t worker, const Cluster__SessionFrame *e,
-                         struct span raw)
+static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_t from, uint32_t worker,
+                         const Cluster__SessionFrame *e, struct span raw)
 {
     uint64_t key = arriving_key(from, worker, e->stream);
     struct arriving *a = map_get(&l->arriving, key);
@@ -469,7 +476,8 @@ static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_
         map_put(&l->arriving, key, a);
     }
     // A part that does not follow: its run was cut by a reset, or the frame is a repeat.
-    if (!a || a->node != from || a->worker != worker || a->stream != e->stream || e->offset != a->offset || a->bytes.len + raw.len > ARRIVING_BYTES_MAX) {
+    if (!a || a->node != from || a->worker != worker || a->stream != e->stream || e->offset != a->offset ||
+        a->bytes.len + raw.len > ARRIVING_BYTES_MAX) {
         l->bad_frames++;
         return;
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes: items out to other nodes and to other workers of this node, and in again.
 //
-// Per destination the items of a turn are gathered into batches of at most LIMIT_FRAME_BYTES. An item above that becomes
-// a run of its own, sent in parts between the batches; what the same session says later goes behind it in the same run, so
-// its order is kept and others do not wait. A full lane keeps its batches; a closed one drops them (a reset follows).
+// Per destination the items of a turn are gathered into batches of at most LIMIT_FRAME_BYTES. An item above
+// that becomes a run of its own, sent in parts between the batches; what the same session says later goes
+// behind it in the same run, so its order is kept and others do not wait. A full lane keeps its batches; a
+// closed one drops them (a reset follows).
 // Thread: the worker's.
 #pragma once
 #include "consensus/host/net.h"
@@ -45,7 +46,8 @@ void queue_lanes_init(struct queue_lanes *l);  // After the caller filled the fi
 void queue_lanes_deinit(struct queue_lanes *l);
 struct queue_lane *queue_lane_to(struct queue_lanes *l, uint32_t node, uint32_t worker);
 // An item: begin, append its body to lane->out, end.
-size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint64_t group, struct queue_session_id session, uint32_t attach);
+size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint64_t group,
+                        struct queue_session_id session, uint32_t attach);
 void queue_lane_end(struct queue_lane *lane, size_t at);
 // The same for an item that goes on with `tail`, which lies in `block`: shared until it was sent.
 void queue_lane_end_shared(struct queue_lane *lane, size_t at, struct block *block, struct span tail);

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where is the leader? One link per group and worker, shared by all sessions and questions there.
 //
-// Sources, best first: a replica on this worker (it leads, or knows who does, until that one denies it); what an answer hinted at or the last
-// successful attach showed; else the members one after another, those with a link to them first. Each failed try doubles
-// the wait up to a tenth of a second, so an unreachable queue costs little; hearing of a leader from the local replica
-// ends the wait at once. Several tries run for all sessions of the group together.
+// Sources, best first: a replica on this worker (it leads, or knows who does, until that one denies it); what
+// an answer hinted at or the last successful attach showed; else the members one after another, those with a
+// link to them first. Each failed try doubles the wait up to a tenth of a second, so an unreachable queue
+// costs little; hearing of a leader from the local replica ends the wait at once. Several tries run for all
+// sessions of the group together.
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 

@@ -79,18 +79,24 @@ static struct queue_pending_item *item_add(struct queue_pending *p)
 uint8_t *queue_pending_push(struct queue_pending *p, uint32_t len, uint8_t kind, uint32_t aux)
 {
     struct queue_pending_item *item = item_add(p);
-    struct block *block = len >= BLOCK_BYTES_MIN ? block_create((size_t)len + RECORD_HEADER_BYTES + RECORD_ALIGN) : NULL;
+    struct block *block =
+        len >= BLOCK_BYTES_MIN ? block_create((size_t)len + RECORD_HEADER_BYTES + RECORD_ALIGN) : NULL;
     uint8_t *at = block ? block->ptr + RECORD_HEADER_BYTES : block_room(p, len);
     *item = (struct queue_pending_item){.ptr = at, .len = len, .kind = kind, .aux = aux, .block = block};
     p->bytes += len;
     return at;
 }
 
-void queue_pending_push_block(struct queue_pending *p, struct block *block, uint8_t *ptr, uint32_t len, uint8_t kind, uint32_t aux)
+void queue_pending_push_block(struct queue_pending *p, struct block *block, uint8_t *ptr, uint32_t len,
+                              uint8_t kind, uint32_t aux)
 {
     assert(len >= BLOCK_BYTES_MIN);
     assert(ptr >= block->ptr && ptr + len <= block->ptr + block->cap);
-    *item_add(p) = (struct queue_pending_item){.ptr = ptr, .len = len, .kind = kind, .aux = aux, .block = block_hold(block)};
+    *item_add(p) = (struct queue_pending_item){.ptr = ptr,
+                                               .len = len,
+                                               .kind = kind,
+                                               .aux = aux,
+                                               .block = block_hold(block)};
     p->bytes += len;
 }
 

@@ -4,8 +4,9 @@
 // A new machine starts with settings that are the same everywhere and always; the real ones come by a CONFIGURE command
 // that every new leader proposes if its record is newer (decision 2), so replicas made at different times agree.
 //
-// A queue that nobody has used yet and whose arguments say nothing has a plain state: nothing but a stamp and the version of its
-// settings. Such a machine is not kept: it is made when a command comes, and given back when it is plain again.
+// A queue that nobody has used yet and whose arguments say nothing has a plain state: nothing but a stamp and
+// the version of its settings. Such a machine is not kept: it is made when a command comes, and given back
+// when it is plain again.
 #include "node/base/log.h"
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
@@ -44,9 +45,10 @@ struct queue_fsm *queue_replica_machine(struct queue_replica *r)
 static bool is_plain(const struct queue_fsm *f)
 {
     const struct queue_settings *s = &f->settings, *first = &first_settings;
-    return !f->busy && f->nodes_count == 0 && f->ready_count == 0 && f->unacked_count == 0 && !f->big && !f->is_rejecting &&
-           !f->has_more && s->max_length == first->max_length && s->max_length_bytes == first->max_length_bytes &&
-           s->delivery_limit == first->delivery_limit && !s->is_reject_publish && !s->is_single_active;
+    return !f->busy && f->nodes_count == 0 && f->ready_count == 0 && f->unacked_count == 0 && !f->big &&
+           !f->is_rejecting && !f->has_more && s->max_length == first->max_length &&
+           s->max_length_bytes == first->max_length_bytes && s->delivery_limit == first->delivery_limit &&
+           !s->is_reject_publish && !s->is_single_active;
 }
 
 // After a change: keeps a plain machine as what is particular about it.
@@ -363,7 +365,8 @@ uint32_t queue_leading_each(struct queue_service *q, uint32_t max, void (*each)(
 
 // ---- listings ------------------------------------------------------------------------------------------------------
 
-bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_info *info, struct consensus_status *status)
+bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_info *info,
+                        struct consensus_status *status)
 {
     struct queue_replica *r = map_get(&q->replicas, group);
     if (!r) {
@@ -390,7 +393,8 @@ bool queue_replica_info(struct queue_service *q, uint64_t group, struct queue_in
     return true;
 }
 
-void queue_replica_consumers(struct queue_service *q, uint64_t group, void (*each)(void *ctx, const struct queue_consumer_info *c), void *ctx)
+void queue_replica_consumers(struct queue_service *q, uint64_t group,
+                             void (*each)(void *ctx, const struct queue_consumer_info *c), void *ctx)
 {
     struct queue_replica *r = map_get(&q->replicas, group);
     const struct queue_fsm *f = r ? queue_replica_state(r) : NULL;
@@ -404,7 +408,8 @@ void queue_replica_consumers(struct queue_service *q, uint64_t group, void (*eac
         }
         struct queue_session_id id = c->session->id;
         struct buf channel = {0};
-        buf_printf(&channel, "%u.%llu.%llu", id.node, (unsigned long long)id.incarnation, (unsigned long long)id.counter);
+        buf_printf(&channel, "%u.%llu.%llu", id.node, (unsigned long long)id.incarnation,
+                   (unsigned long long)id.counter);
         struct queue_consumer_info info = {
             .node_id = id.node,
             .tag = span_of(c->tag, c->tag_len),

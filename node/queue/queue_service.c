@@ -3,9 +3,9 @@
 //
 // A turn: links look for leaders, replicas and sessions that asked for it do their proposals and sends, clocks are
 // looked at, lanes are flushed. Replicas and sessions take turns at going first, so that neither the publishes held for
-// other nodes nor those of this worker starve the others of a full group. What is still in the lists after that waits for
-// room and is polled. Applies happen in host_turn; what they caused leaves in the next turn, all at once, which
-// queue_service_next asks for.
+// other nodes nor those of this worker starve the others of a full group. What is still in the lists after
+// that waits for room and is polled. Applies happen in host_turn; what they caused leaves in the next turn,
+// all at once, which queue_service_next asks for.
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 
@@ -53,7 +53,8 @@ static void receive(struct queue_service *q, struct span items)
     struct queue_item item;
     while (queue_item_next(&r, &item) == RC_OK) {
         bool is_up = item.type <= QUEUE_ITEM_UP_LAST;
-        uint32_t worker = is_up ? q->config.worker_of(q->config.post_ctx, item.group) : queue_session_id_worker(item.session);
+        uint32_t worker = is_up ? q->config.worker_of(q->config.post_ctx, item.group)
+                                : queue_session_id_worker(item.session);
         if (worker != q->config.worker) {
             if (worker < q->config.workers) {
                 forward(q, worker, &item);
@@ -84,7 +85,8 @@ static void each_leading(struct queue_service *q, uint32_t node, bool is_reset)
         struct queue_leading *leading = list_entry(l, struct queue_leading, in_service);
         if (is_reset) {
             queue_replica_lane_reset(leading->replica, node);
-        } else if (queue_replica_state(leading->replica)->busy) {  // Idle queues know no node; they look when a session opens.
+        } else if (queue_replica_state(leading->replica)->busy) {  // Idle queues know no node; they look when
+                                                                   // a session opens.
             leading->nodes_at = 0;
             queue_replica_mark(leading->replica);
         }

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Questions for a queue's counts (queue_info_get): asked of the leader, wherever it is, again and again until it answers or
-// the asker's time is over. A question has no session; its token takes the place of a session's counter.
+// Questions for a queue's counts (queue_info_get): asked of the leader, wherever it is, again and again until
+// it answers or the asker's time is over. A question has no session; its token takes the place of a session's counter.
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 
 enum { ASK_AGAIN_NS = 50000000 };
 
-void queue_info_get(struct queue_service *q, const struct queue_target *t, uint32_t timeout_ms, queue_info_fn *done, void *ctx)
+void queue_info_get(struct queue_service *q, const struct queue_target *t, uint32_t timeout_ms,
+                    queue_info_fn *done, void *ctx)
 {
     struct queue_question *y = mem_zalloc(sizeof(*y));
     y->target = queue_link_get(q, t);
@@ -46,7 +47,9 @@ static void ask(struct queue_service *q, struct queue_question *y, uint64_t now)
         info.leader_node = q->config.node_id;
         answer(y, RC_OK, &info);
     } else {
-        struct queue_session_id id = {.incarnation = q->config.incarnation, .counter = y->token, .node = q->config.node_id};
+        struct queue_session_id id = {.incarnation = q->config.incarnation,
+                                      .counter = y->token,
+                                      .node = q->config.node_id};
         y->asked_node = place.node;
         queue_lane_end(place.lane, queue_lane_begin(place.lane, QUEUE_ITEM_INFO, y->target->group, id, 0));
     }

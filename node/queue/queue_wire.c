@@ -2,7 +2,8 @@
 // Items on the wire (queue_wire.h).
 #include "node/queue/queue_wire.h"
 
-size_t queue_item_begin(struct buf *to, enum queue_item_type type, uint64_t group, struct queue_session_id session, uint32_t attach)
+size_t queue_item_begin(struct buf *to, enum queue_item_type type, uint64_t group,
+                        struct queue_session_id session, uint32_t attach)
 {
     size_t at = to->len;
     struct queue_item_wire w = {

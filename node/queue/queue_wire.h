@@ -77,7 +77,8 @@ struct queue_item {
 };
 
 // Starts an item behind `to`; the caller appends the body, then ends it with the returned place.
-size_t queue_item_begin(struct buf *to, enum queue_item_type type, uint64_t group, struct queue_session_id session, uint32_t attach);
+size_t queue_item_begin(struct buf *to, enum queue_item_type type, uint64_t group,
+                        struct queue_session_id session, uint32_t attach);
 void queue_item_end(struct buf *to, size_t at);
 // The next item of `r`. RC_MORE at a clean end or if the bytes end inside the item (`r` is where it was), RC_MALFORMED.
 MUST_USE enum rc queue_item_next(struct reader *r, struct queue_item *out);

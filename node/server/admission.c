@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Letting nodes in (decision 6): what a member does with a JOIN. Worker 0. formation_admit decides; this file looks and acts.
+// Letting nodes in (decision 6): what a member does with a JOIN. Worker 0. formation_admit decides; this file
+// looks and acts.
 //
-// A new name gets a record, with ids that are given by the store in the same command. A known name with its own store id is
-// told its ids again: it crashed before it had written them down. A known name with another store id is a member that lost
-// its disk (law 2): the leader of the metadata group commits a record in the place of the old one, with new ids, which
-// retires the old node id for ever. The metadata group and the queues follow the records: the new replicas come as learners,
-// those of the retired id leave (member.c; the queues' reconciliation).
+// A new name gets a record, with ids that are given by the store in the same command. A known name with its
+// own store id is told its ids again: it crashed before it had written them down. A known name with another
+// store id is a member that lost its disk (law 2): the leader of the metadata group commits a record in the
+// place of the old one, with new ids, which retires the old node id for ever. The metadata group and the
+// queues follow the records: the new replicas come as learners, those of the retired id leave (member.c; the
+// queues' reconciliation).
 //
-// Nothing here makes anybody vote: a blank node is no member of any group before a committed configuration names its ids.
+// Nothing here makes anybody vote: a blank node is no member of any group before a committed configuration
+// names its ids.
 #include "node/base/log.h"
 #include "node/base/mem.h"
 #include "node/server/node.h"
@@ -31,7 +34,8 @@ static void send_reply(struct node *n, const char *to, const struct join_reply *
 }
 
 // `ask`: who decides instead, or NULL.
-static void refuse(struct node *n, const struct join_request *q, enum join_result result, const char *text, const struct broker_node *ask)
+static void refuse(struct node *n, const struct join_request *q, enum join_result result, const char *text,
+                   const struct broker_node *ask)
 {
     struct join_reply r = {.token = q->token, .result = result};
     snprintf(r.text, sizeof(r.text), "%s", text);
@@ -63,7 +67,10 @@ static void accept_node(struct node *n, const struct join_request *q, const stru
 {
     struct consensus_status s;
     group_status(metastore_group(n->metastore), &s);
-    struct join_reply r = {.token = q->token, .result = JOIN_OK, .node_id = known->node_id, .replica_id = known->replica_id};
+    struct join_reply r = {.token = q->token,
+                           .result = JOIN_OK,
+                           .node_id = known->node_id,
+                           .replica_id = known->replica_id};
     memcpy(r.cluster_id, n->identity.cluster_id, sizeof(r.cluster_id));
     for (uint32_t i = 0; i < s.config->count; i++) {
         const struct member *m = &s.config->members[i];
@@ -94,7 +101,8 @@ static void on_recorded(void *ctx, const struct broker_result *result)
     } else if (result->rc == RC_OK && known) {
         accept_node(n, &a->request, known);
     } else {
-        refuse(n, &a->request, JOIN_RETRY, result->rc == RC_OK ? "the node record is not here yet" : result->text, NULL);
+        refuse(n, &a->request, JOIN_RETRY,
+               result->rc == RC_OK ? "the node record is not here yet" : result->text, NULL);
     }
     free(a);
 }
@@ -107,7 +115,8 @@ struct voters {
 
 static bool is_here(struct voters *v, uint32_t node_id)
 {
-    return node_id != v->lost && (node_id == v->node->identity.node_id || host_node_is_alive(v->node->workers[0].host, node_id));
+    return node_id != v->lost &&
+           (node_id == v->node->identity.node_id || host_node_is_alive(v->node->workers[0].host, node_id));
 }
 
 static void count_voters(struct voters *v, const struct config *c, struct admission_view *out)
@@ -123,7 +132,8 @@ static void count_voters(struct voters *v, const struct config *c, struct admiss
             out->voters_up++;
         } else if (id != v->lost && b) {
             const size_t used = strlen(v->missing);
-            snprintf(v->missing + used, sizeof(v->missing) - used, "%s%.*s", used ? ", " : "", (int)b->name.len, (const char *)b->name.ptr);
+            snprintf(v->missing + used, sizeof(v->missing) - used, "%s%.*s", used ? ", " : "",
+                     (int)b->name.len, (const char *)b->name.ptr);
         }
     }
     out->missing = v->missing;
@@ -156,7 +166,8 @@ static void look_at_vhost(void *ctx, struct broker_vhost *v, struct span name)
     broker_queue_each(v, look_at_queue, ctx);
 }
 
-// The node still has the disk, however doubtful: it may hold what a queue without a majority of its other members lacks.
+// The node still has the disk, however doubtful: it may hold what a queue without a majority of its other
+// members lacks.
 static bool is_needed(struct node *n, const struct join_request *q, struct voters *v)
 {
     if (!q->has_data) {
@@ -166,7 +177,9 @@ static bool is_needed(struct node *n, const struct join_request *q, struct voter
     broker_vhost_each(n->workers[0].broker, look_at_vhost, &r);
     if (r.count > 0) {
         char text[PEER_TEXT_MAX + 1];
-        snprintf(text, sizeof(text), "%u queues need a majority of their other members first, for example '%s'", r.count, r.first);
+        snprintf(text, sizeof(text),
+                 "%u queues need a majority of their other members first, for example '%s'", r.count,
+                 r.first);
         refuse(n, q, JOIN_RETRY, text, NULL);
     }
     return r.count > 0;
@@ -180,9 +193,11 @@ static void make_record(struct node *n, const struct join_request *q, const stru
     if (known) {
         log_notice("node %s has lost its disk: it gets a new identity, node id %u is retired", q->name, known->node_id);
         n->is_replacing = true;
-        broker_node_replace(b, known, span_of(a->request.store_id, STORE_ID_BYTES), span_str(a->request.address), on_recorded, a);
+        broker_node_replace(b, known, span_of(a->request.store_id, STORE_ID_BYTES),
+                            span_str(a->request.address), on_recorded, a);
     } else {
-        broker_node_put(b, span_str(a->request.name), span_of(a->request.store_id, STORE_ID_BYTES), span_str(a->request.address), on_recorded, a);
+        broker_node_put(b, span_str(a->request.name), span_of(a->request.store_id, STORE_ID_BYTES),
+                        span_str(a->request.address), on_recorded, a);
     }
 }
 

@@ -49,13 +49,18 @@ void alarm_create(struct node *n)
 {
     struct measured_total total;
     measure_memory_total(n->config.total_memory, &total);
-    struct monitor_config c = {
-        .path = n->config.data_dir, .limits = n->config.alarm_limits, .memory_total = total.bytes, .post = node_post, .changed = on_monitor, .ctx = n};
+    struct monitor_config c = {.path = n->config.data_dir,
+                               .limits = n->config.alarm_limits,
+                               .memory_total = total.bytes,
+                               .post = node_post,
+                               .changed = on_monitor,
+                               .ctx = n};
     alarms_init(&n->alarms, n->config.node_name);
     n->monitor = monitor_create(&c);
     const struct monitor_view *v = monitor_view(n->monitor);
-    log_notice("memory high watermark %llu MiB of %llu MiB (%s), free disk limit %llu MB", (unsigned long long)(v->memory_limit >> 20),
-               (unsigned long long)(total.bytes >> 20), total.source, (unsigned long long)(v->disk_limit / 1000000u));
+    log_notice("memory high watermark %llu MiB of %llu MiB (%s), free disk limit %llu MB",
+               (unsigned long long)(v->memory_limit >> 20), (unsigned long long)(total.bytes >> 20),
+               total.source, (unsigned long long)(v->disk_limit / 1000000u));
 }
 
 void alarm_attach(struct node_worker *w)
@@ -106,7 +111,8 @@ static void look_for_room(void *arg)
 static uint64_t room_turn(struct node *n, uint64_t now)
 {
     if (__atomic_load_n(&n->disk->failed, __ATOMIC_RELAXED)) {
-        wal_thread_make_room(n->wal);  // Another thread met it: the log's notices and ends the process, also while nothing is written.
+        // Another thread met it: the log's notices and ends the process, also while nothing is written.
+        wal_thread_make_room(n->wal);
     }
     const bool is_short = wal_thread_is_short(n->wal) || store_is_short(n->store) || metastore_is_short();
     if (is_short != n->is_short) {

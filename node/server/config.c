@@ -60,7 +60,8 @@ typedef bool key_fn(struct node_config *c, const char *rest, const char *value);
 static bool key_listener(struct node_config *c, const char *rest, const char *value)
 {
     (void)rest;
-    return c->amqp_count < CONFIG_LISTENERS_MAX && parse_listener(value, &c->amqp[c->amqp_count]) && ++c->amqp_count > 0;
+    return c->amqp_count < CONFIG_LISTENERS_MAX && parse_listener(value, &c->amqp[c->amqp_count]) &&
+           ++c->amqp_count > 0;
 }
 static bool key_peer(struct node_config *c, const char *rest, const char *value)
 {
@@ -148,8 +149,8 @@ static bool key_secret_file(struct node_config *c, const char *rest, const char 
     return ok && c->cluster_secret[0] != '\0';
 }
 
-// disk_free_limit.*, vm_memory_high_watermark.*, as RabbitMQ's schema has them: where both are given, in whatever order, the
-// absolute one counts.
+// disk_free_limit.*, vm_memory_high_watermark.*, as RabbitMQ's schema has them: where both are given, in
+// whatever order, the absolute one counts.
 static bool limit_set(struct alarm_limit *l, bool *has_absolute, const char *rest, const char *value, double share_max)
 {
     if (strcmp(rest, "absolute") == 0) {
@@ -208,9 +209,12 @@ static const struct key keys[] = {
     {"quorum_queue.initial_cluster_size", KEY_U32, FIELD(quorum_initial_size), NULL, 1, LIMIT_VOTERS},
     {"quorum_queue.continuous_membership_reconciliation.enabled", KEY_CALL, 0, key_reconcile, 0, 0},
     {"quorum_queue.continuous_membership_reconciliation.auto_remove", KEY_CALL, 0, key_auto_remove, 0, 0},
-    {"quorum_queue.continuous_membership_reconciliation.target_group_size", KEY_U32, FIELD(reconcile_target), NULL, 1, LIMIT_VOTERS},
-    {"quorum_queue.continuous_membership_reconciliation.interval", KEY_U32, FIELD(reconcile_interval_ms), NULL, 100, 2147483647},
-    {"quorum_queue.continuous_membership_reconciliation.trigger_interval", KEY_U32, FIELD(reconcile_trigger_ms), NULL, 0, 2147483647},
+    {"quorum_queue.continuous_membership_reconciliation.target_group_size", KEY_U32, FIELD(reconcile_target),
+     NULL, 1, LIMIT_VOTERS},
+    {"quorum_queue.continuous_membership_reconciliation.interval", KEY_U32, FIELD(reconcile_interval_ms),
+     NULL, 100, 2147483647},
+    {"quorum_queue.continuous_membership_reconciliation.trigger_interval", KEY_U32,
+     FIELD(reconcile_trigger_ms), NULL, 0, 2147483647},
     {"queue_leader_locator", KEY_CALL, 0, key_locator, 0, 0},
     {"consumer_disconnected_timeout", KEY_U32, FIELD(consumer_disconnected_timeout_ms), NULL, 0, 86400000},
     {"log.console.level", KEY_CALL, 0, key_log_level, 0, 0},
@@ -224,17 +228,78 @@ static const struct key keys[] = {
 
 // RabbitMQ's keys (by prefix) that change nothing here, today.
 static const char *const ignored[] = {
-    "listeners.ssl", "ssl_options", "num_acceptors", "tcp_listen_options", "vm_memory_high_watermark_paging_ratio",
-    "cluster_partition_handling", "cluster_keepalive_interval", "cluster_formation", "raft.", "quorum_queue.", "stream.",
-    "management.", "prometheus.", "mqtt.", "stomp.", "web_mqtt.", "web_stomp.", "log.", "auth_backends", "auth_mechanisms",
-    "auth_", "default_permissions", "default_user_tags", "password_hashing_module", "load_definitions", "definitions.",
-    "queue_master_locator", "consumer_timeout", "collect_statistics", "statistics_interval", "mirroring",
-    "metadata_store", "deprecated_features", "feature_flags", "proxy_protocol", "reverse_dns_lookups", "background_gc",
-    "vhost_max", "channel_max_per_node", "connection_max", "max_connections", "session_max_per_connection", "link_max_per_session",
-    "distribution.", "net_ticktime", "hipe_compile", "message_interceptors", "message_store", "classic_queue", "delegate_count",
-    "ssl_cert_login", "product.", "motd_file", "sysmon_handler", "runtime_", "default_users", "anonymous_login", "cluster_tags",
-    "node_tags", "trace_", "tracing", "credit_", "lazy_queue", "queue_index", "msg_store", "credential_validator",
-    "initial_frame_max", "default_consumer_prefetch", "consumer_max_per_channel", "cluster_queue_limit", "vm_memory_calculation_strategy", "memory_monitor_interval",
+    "listeners.ssl",
+    "ssl_options",
+    "num_acceptors",
+    "tcp_listen_options",
+    "vm_memory_high_watermark_paging_ratio",
+    "cluster_partition_handling",
+    "cluster_keepalive_interval",
+    "cluster_formation",
+    "raft.",
+    "quorum_queue.",
+    "stream.",
+    "management.",
+    "prometheus.",
+    "mqtt.",
+    "stomp.",
+    "web_mqtt.",
+    "web_stomp.",
+    "log.",
+    "auth_backends",
+    "auth_mechanisms",
+    "auth_",
+    "default_permissions",
+    "default_user_tags",
+    "password_hashing_module",
+    "load_definitions",
+    "definitions.",
+    "queue_master_locator",
+    "consumer_timeout",
+    "collect_statistics",
+    "statistics_interval",
+    "mirroring",
+    "metadata_store",
+    "deprecated_features",
+    "feature_flags",
+    "proxy_protocol",
+    "reverse_dns_lookups",
+    "background_gc",
+    "vhost_max",
+    "channel_max_per_node",
+    "connection_max",
+    "max_connections",
+    "session_max_per_connection",
+    "link_max_per_session",
+    "distribution.",
+    "net_ticktime",
+    "hipe_compile",
+    "message_interceptors",
+    "message_store",
+    "classic_queue",
+    "delegate_count",
+    "ssl_cert_login",
+    "product.",
+    "motd_file",
+    "sysmon_handler",
+    "runtime_",
+    "default_users",
+    "anonymous_login",
+    "cluster_tags",
+    "node_tags",
+    "trace_",
+    "tracing",
+    "credit_",
+    "lazy_queue",
+    "queue_index",
+    "msg_store",
+    "credential_validator",
+    "initial_frame_max",
+    "default_consumer_prefetch",
+    "consumer_max_per_channel",
+    "cluster_queue_limit",
+    "vm_memory_calculation_strategy",
+    "memory_monitor_interval",
 };
 
 static bool apply_key(const struct key *k, struct node_config *c, const char *rest, const char *value)
@@ -263,7 +328,8 @@ static bool apply_key(const struct key *k, struct node_config *c, const char *re
     return false;
 }
 
-enum rc node_config_set(struct node_config *c, const char *key, const char *value, struct buf *warnings, struct buf *error)
+enum rc node_config_set(struct node_config *c, const char *key, const char *value, struct buf *warnings,
+                        struct buf *error)
 {
     for (size_t i = 0; i < sizeof(keys) / sizeof(keys[0]); i++) {
         const struct key *k = &keys[i];
@@ -276,7 +342,8 @@ enum rc node_config_set(struct node_config *c, const char *key, const char *valu
             }
             buf_printf(error, "the value '%s' of '%s' is not valid", value, key);
             if (k->kind == KEY_U32 || k->kind == KEY_U64) {
-                buf_printf(error, " (a number from %llu to %llu)", (unsigned long long)k->min, (unsigned long long)k->max);
+                buf_printf(error, " (a number from %llu to %llu)", (unsigned long long)k->min,
+                           (unsigned long long)k->max);
             }
             return RC_INVALID;
         }
@@ -389,10 +456,11 @@ enum rc node_config_load(struct node_config *c, const char *file, struct buf *wa
     static const struct {
         const char *variable;
         size_t offset;
-    } from_env[] = {{"RABBITMQ_NODENAME", FIELD(node_name)},         {"WARREN_NODENAME", FIELD(node_name)},
-                    {"RABBITMQ_DEFAULT_USER", FIELD(default_user)},  {"RABBITMQ_DEFAULT_PASS", FIELD(default_pass)},
-                    {"RABBITMQ_DEFAULT_VHOST", FIELD(default_vhost)}, {"WARREN_DATA_DIR", FIELD(data_dir)},
-                    {"RABBITMQ_ERLANG_COOKIE", FIELD(cluster_secret)}, {"WARREN_CLUSTER_SECRET", FIELD(cluster_secret)}};
+    } from_env[] = {
+        {"RABBITMQ_NODENAME", FIELD(node_name)},           {"WARREN_NODENAME", FIELD(node_name)},
+        {"RABBITMQ_DEFAULT_USER", FIELD(default_user)},    {"RABBITMQ_DEFAULT_PASS", FIELD(default_pass)},
+        {"RABBITMQ_DEFAULT_VHOST", FIELD(default_vhost)},  {"WARREN_DATA_DIR", FIELD(data_dir)},
+        {"RABBITMQ_ERLANG_COOKIE", FIELD(cluster_secret)}, {"WARREN_CLUSTER_SECRET", FIELD(cluster_secret)}};
     for (size_t i = 0; i < sizeof(from_env) / sizeof(from_env[0]); i++) {
         const char *value = getenv(from_env[i].variable);
         if (value && value[0] != '\0') {
@@ -459,7 +527,8 @@ enum rc node_config_finish(struct node_config *c, struct buf *error)
         set_text(&c->cluster_address, text);
     }
     if (!c->cluster_secret && c->peers_count > 1) {
-        buf_printf(error, "a cluster needs a secret: set warren.cluster_secret or warren.cluster_secret_file to the same value "
+        buf_printf(error, "a cluster needs a secret: set warren.cluster_secret or warren.cluster_secret_file "
+                          "to the same value "
                           "on every node");
         return RC_INVALID;
     }
@@ -471,8 +540,9 @@ enum rc node_config_finish(struct node_config *c, struct buf *error)
 
 void node_config_deinit(struct node_config *c)
 {
-    char *texts[] = {c->node_name, c->data_dir, c->cluster_address, c->advertised_address, c->cluster_secret, c->cluster_name,
-                     c->control_socket, c->default_user, c->default_pass, c->default_vhost, c->default_queue_type};
+    char *texts[] = {c->node_name,      c->data_dir,      c->cluster_address,   c->advertised_address,
+                     c->cluster_secret, c->cluster_name,  c->control_socket,    c->default_user,
+                     c->default_pass,   c->default_vhost, c->default_queue_type};
     for (size_t i = 0; i < sizeof(texts) / sizeof(texts[0]); i++) {
         free(texts[i]);
     }

@@ -22,7 +22,8 @@ struct node_config {
     uint32_t amqp_count;
     char *cluster_address;    // Where we listen for other nodes: "host:port".
     char *advertised_address;  // What others dial, if not the above (warren.cluster.advertised_address).
-    struct config_peer peers[CONFIG_PEERS_MAX];  // cluster_formation.classic_config.nodes.*, ourselves included if listed
+    struct config_peer peers[CONFIG_PEERS_MAX];  // cluster_formation.classic_config.nodes.*, ourselves
+                                                 // included if listed
     uint32_t peers_count;
     char *cluster_secret;     // warren.cluster_secret, WARREN_CLUSTER_SECRET, RABBITMQ_ERLANG_COOKIE, secret file
     char *cluster_name;
@@ -50,6 +51,7 @@ struct node_config {
 MUST_USE enum rc node_config_load(struct node_config *c, const char *file, struct buf *warnings, struct buf *error);
 void node_config_deinit(struct node_config *c);
 // Parses one "key = value" line's content; exposed for tests.
-MUST_USE enum rc node_config_set(struct node_config *c, const char *key, const char *value, struct buf *warnings, struct buf *error);
+MUST_USE enum rc node_config_set(struct node_config *c, const char *key, const char *value,
+                                 struct buf *warnings, struct buf *error);
 // Derives what depends on several settings (own address from the peer list, socket path). Call last.
 MUST_USE enum rc node_config_finish(struct node_config *c, struct buf *error);

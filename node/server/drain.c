@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// An orderly stop (SIGTERM) and maintenance mode (maintenance.c) on a worker: clients of other nodes should not notice, clients
-// of this node are told.
+// An orderly stop (SIGTERM) and maintenance mode (maintenance.c) on a worker: clients of other nodes should
+// not notice, clients of this node are told.
 //
-// The worker closes its listening sockets and hands the lead of its groups to followers that are alive and not in maintenance
-// mode themselves, so many at a time, while everything else goes on: who publishes through this node is served by the new
-// leaders. When all is handed over, or after a bound, connections are closed with 320 and have a second to answer. At a stop,
-// what is left then ends like in a crash, which loses nothing that was confirmed. Law 4: each step has an end.
+// The worker closes its listening sockets and hands the lead of its groups to followers that are alive and
+// not in maintenance mode themselves, so many at a time, while everything else goes on: who publishes through
+// this node is served by the new leaders. When all is handed over, or after a bound, connections are closed
+// with 320 and have a second to answer. At a stop, what is left then ends like in a crash, which loses
+// nothing that was confirmed. Law 4: each step has an end.
 #include "node/server/node.h"
 #include "node/base/log.h"
 #include "node/base/mem.h"
@@ -31,8 +32,8 @@ struct handover {
     uint32_t asked;
 };
 
-// The voters in turn, so that not one node gets everything. One in maintenance mode is better than none, but only for a node
-// that stops. 0: there is nobody.
+// The voters in turn, so that not one node gets everything. One in maintenance mode is better than none, but
+// only for a node that stops. 0: there is nobody.
 static uint32_t choose_leader(const struct handover *h, uint64_t group, const struct config *c)
 {
     uint32_t second = 0;
@@ -69,7 +70,10 @@ static void hand_over(void *ctx, struct group *g)
 
 static uint32_t hand_over_all(struct node_worker *w)
 {
-    struct handover h = {.host = w->host, .broker = w->broker, .node_id = w->node->identity.node_id, .is_maintenance = w->drain.is_maintenance};
+    struct handover h = {.host = w->host,
+                         .broker = w->broker,
+                         .node_id = w->node->identity.node_id,
+                         .is_maintenance = w->drain.is_maintenance};
     host_group_each(w->host, hand_over, &h);
     return h.left;
 }
@@ -78,7 +82,8 @@ static void close_connections(struct node_worker *w, uint64_t now)
 {
     w->drain.phase = DRAIN_CONNECTIONS;
     w->drain.until = now + CONNECTIONS_MS * NS_PER_MS;
-    const uint32_t n = amqp09_close_connections(w->amqp, 0, w->drain.is_maintenance ? "Node was put into maintenance mode" : "broker shutdown");
+    const uint32_t n = amqp09_close_connections(
+        w->amqp, 0, w->drain.is_maintenance ? "Node was put into maintenance mode" : "broker shutdown");
     if (n > 0) {
         log_notice("worker %u: closing %u connections", w->number, n);
     }
@@ -160,8 +165,10 @@ void drain_begin(struct node_worker *w, bool is_maintenance)
     for (uint32_t i = 0; i < w->listeners_count; i++) {
         amqp09_listener_stop(w->listeners[i]);
     }
-    w->drain = (struct drain){.phase = DRAIN_LEADERS, .is_maintenance = is_maintenance,
-                              .until = clock_mono_ns(env_system_clock()) + (is_maintenance ? MAINTENANCE_LEADERS_MS : LEADERS_MS) * NS_PER_MS};
+    w->drain = (struct drain){.phase = DRAIN_LEADERS,
+                              .is_maintenance = is_maintenance,
+                              .until = clock_mono_ns(env_system_clock()) +
+                                       (is_maintenance ? MAINTENANCE_LEADERS_MS : LEADERS_MS) * NS_PER_MS};
 }
 
 void drain_end(struct node_worker *w)
@@ -193,7 +200,7 @@ void node_drain(struct node *n, bool (*is_hurried)(void))
         worker_post(n->workers[i].worker, begin, &n->workers[i]);
     }
     const uint64_t until = clock_mono_ns(env_system_clock()) + (LEADERS_MS + CONNECTIONS_MS + 500) * NS_PER_MS;
-    while (atomic_load_explicit(&n->shared_draining, memory_order_acquire) > 0 && clock_mono_ns(env_system_clock()) < until &&
-           !is_hurried()) {
+    while (atomic_load_explicit(&n->shared_draining, memory_order_acquire) > 0 &&
+           clock_mono_ns(env_system_clock()) < until && !is_hurried()) {
     }
 }

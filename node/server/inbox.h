@@ -24,7 +24,8 @@ static inline bool inbox_push(struct inbox *i, struct job *j)
     struct job *head = atomic_load_explicit(&i->shared_head, memory_order_relaxed);
     do {
         j->link.next = head ? &head->link : NULL;
-    } while (!atomic_compare_exchange_weak_explicit(&i->shared_head, &head, j, memory_order_release, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(&i->shared_head, &head, j, memory_order_release,
+                                                    memory_order_relaxed));
     return head == NULL;
 }
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// A member whose disk is there but vouches for nothing: it failed under an earlier process (store.failed), or the log of the
-// metadata group is damaged or gone. What such a node had promised nobody knows, so it must not take part under its identity
-// (law 2); it heals by coming back as a new one.
+// A member whose disk is there but vouches for nothing: it failed under an earlier process (store.failed), or
+// the log of the metadata group is damaged or gone. What such a node had promised nobody knows, so it must
+// not take part under its identity (law 2); it heals by coming back as a new one.
 //
-// The process mints a store id, notes it ("lost - - STORE"), and greets with it as a blank node that asks to be let in, while
-// all its data stays where it is. Only when the cluster has replaced it (admission.c: the metadata leader with a majority, and
-// no queue whose other members are short of one, because this disk may hold what they lack) it notes "wipe", starts itself
-// again, wipes, and joins under the new store id like any wiped node. A majority of such nodes waits for an operator, with all
-// data in place. Its list hash is none, so no blank node founds a cluster beside it (formation.h).
+// The process mints a store id, notes it ("lost - - STORE"), and greets with it as a blank node that asks to
+// be let in, while all its data stays where it is. Only when the cluster has replaced it (admission.c: the
+// metadata leader with a majority, and no queue whose other members are short of one, because this disk may
+// hold what they lack) it notes "wipe", starts itself again, wipes, and joins under the new store id like any
+// wiped node. A majority of such nodes waits for an operator, with all data in place. Its list hash is none,
+// so no blank node founds a cluster beside it (formation.h).
 //
 // A disk that fails again soon after that is not healed a second time: it would only fill and fail for ever.
 #include "node/base/log.h"
@@ -79,7 +80,8 @@ enum rc lost_check(struct node *n)
     }
     const int64_t since = now_s() - healed_at(n->disk);
     if (n->is_store_suspect && since >= 0 && since < HEAL_AGAIN_S) {
-        log_critical("this disk was given up for a failure %lld s ago and has failed again: no more of that by itself. Check it; then delete the file %s/" HEALED_FILE
+        log_critical("this disk was given up for a failure %lld s ago and has failed again: no more of that "
+                     "by itself. Check it; then delete the file %s/" HEALED_FILE
                      " and start the node, or run `warrenctl forget_cluster_node %s` on another member",
                      (long long)since, n->config.data_dir, n->config.node_name);
         return RC_OK;
@@ -89,7 +91,8 @@ enum rc lost_check(struct node *n)
         env_system_random(t.store_id, sizeof(t.store_id));
         TRY(note_write(n->disk, &t));
     }
-    log_critical("%s: what this node had promised is not known, so it takes part in nothing. It asks its cluster to be replaced; its data stays until that is "
+    log_critical("%s: what this node had promised is not known, so it takes part in nothing. It asks its "
+                 "cluster to be replaced; its data stays until that is "
                  "done. If it is the only copy that is left: see the README of node/server",
                  what);
     n->is_lost = true;
@@ -110,7 +113,9 @@ static void consider(void *ctx, const struct peer_info *p)
 {
     struct choice *c = ctx;
     const bool is_member = p->verdict == NODE_ALIVE && p->hello && !p->hello->is_blank;
-    const bool is_ours = is_member && (!c->node->is_lost || memcmp(p->hello->cluster_id, c->node->lost_cluster_id, CLUSTER_ID_BYTES) == 0);
+    const bool is_ours =
+        is_member &&
+        (!c->node->is_lost || memcmp(p->hello->cluster_id, c->node->lost_cluster_id, CLUSTER_ID_BYTES) == 0);
     if (is_ours && (c->name[0] == '\0' || strcmp(p->name, c->name) < 0)) {
         snprintf(c->name, sizeof(c->name), "%s", p->name);
     }
@@ -123,7 +128,8 @@ void lost_ask(struct node *n)
     if (n->ask[0] != '\0' || c.name[0] != '\0') {
         member_ask(n, n->ask[0] != '\0' ? n->ask : c.name);
     } else {
-        node_wait_for(n, n->is_lost ? "waiting for members of the cluster to replace this node, which lost its memory; its data is kept"
+        node_wait_for(n, n->is_lost ? "waiting for members of the cluster to replace this node, which lost "
+                                      "its memory; its data is kept"
                                     : "waiting for a member of the cluster, to join it anew");
     }
 }
@@ -139,7 +145,8 @@ void lost_granted(struct node *n, const struct join_reply *r)
         }
     }
     if (t.address[0] == '\0' || set_healed(n->disk) != RC_OK || note_write(n->disk, &t) != RC_OK) {
-        node_wait_for(n, "the cluster has replaced this node, but its data directory cannot be written: %s", n->config.data_dir);
+        node_wait_for(n, "the cluster has replaced this node, but its data directory cannot be written: %s",
+                      n->config.data_dir);
         return;
     }
     log_notice("the cluster has replaced this node: giving up its data, joining as node %u", r->node_id);

@@ -76,8 +76,9 @@ static void configure(int argc, char **argv, struct node_config *c)
     buf_deinit(&warnings);
 }
 
-// Large messages get pages of their own, given back when they are gone: left to itself the allocator learns from the first
-// large block freed to keep such blocks in its heap, where what lies behind them pins them (80 MB after five of 16 MiB).
+// Large messages get pages of their own, given back when they are gone: left to itself the allocator learns
+// from the first large block freed to keep such blocks in its heap, where what lies behind them pins them (80
+// MB after five of 16 MiB).
 // Chunks of 1 MiB, which come and go at full rate, stay in the heap.
 static void configure_memory(void)
 {
@@ -117,7 +118,8 @@ static uint32_t default_workers(void)
 {
     cpu_set_t set;
     CPU_ZERO(&set);
-    const int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    const int cores =
+        sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
     return cores <= 2 ? 1 : cores - 1 > WORKERS_MAX ? WORKERS_MAX : (uint32_t)(cores - 1);
 }
 

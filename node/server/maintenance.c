@@ -1,16 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maintenance mode (rabbitmq-upgrade drain, revive; operator-plane §5.6): a node that serves no clients and leads nothing, and
-// still holds its replicas, votes and acknowledges.
+// Maintenance mode (rabbitmq-upgrade drain, revive; operator-plane §5.6): a node that serves no clients and
+// leads nothing, and still holds its replicas, votes and acknowledges.
 //
-// Drain: the others are told by a record (they give this node no leads), listening sockets close, leads are handed over, clients
-// get 320. Leads that come back, because nobody else could take them, are handed over again every second. Each step has an end
-// (law 4): what could not be done is said in the answer, and the mode stays on. Revive opens the listeners and takes the record
-// away. A restart ends the mode, as with RabbitMQ.
+// Drain: the others are told by a record (they give this node no leads), listening sockets close, leads are
+// handed over, clients get 320. Leads that come back, because nobody else could take them, are handed over
+// again every second. Each step has an end (law 4): what could not be done is said in the answer, and the
+// mode stays on. Revive opens the listeners and takes the record away. A restart ends the mode, as with RabbitMQ.
 //
-// The record follows what this node wants: whenever the two differ it is written again, so a majority that was missing at the
-// time does no lasting harm.
+// The record follows what this node wants: whenever the two differ it is written again, so a majority that
+// was missing at the time does no lasting harm.
 //
-// Not as RabbitMQ: followers go on running. A queue whose other members are gone is better led from here than by nobody.
+// Not as RabbitMQ: followers go on running. A queue whose other members are gone is better led from here than
+// by nobody.
 #include "node/base/log.h"
 #include "node/server/node.h"
 #include <stdio.h>
@@ -33,7 +34,8 @@ static void end(struct node *n)
     char text[200] = "";
     const struct broker_node *own = broker_node_find(n->workers[0].broker, span_str(n->config.node_name));
     if (m->left > 0) {
-        snprintf(text, sizeof(text), "%u groups could not be handed over in time and are still led by this node", m->left);
+        snprintf(text, sizeof(text),
+                 "%u groups could not be handed over in time and are still led by this node", m->left);
     } else if (!own || own->is_draining != m->is_on) {
         snprintf(text, sizeof(text), "the other nodes have not been told yet: there is no majority of them");
     }
@@ -82,7 +84,8 @@ void maintenance_set(void *ctx, bool is_on, void (*done)(void *arg, enum rc rc, 
     if (is_on != m->is_on) {
         m->is_on = is_on;
         m->working = n->workers_count;
-        log_notice("maintenance mode: %s", is_on ? "closing listeners, handing over what this node leads" : "taking clients again");
+        log_notice("maintenance mode: %s",
+                   is_on ? "closing listeners, handing over what this node leads" : "taking clients again");
         for (uint32_t i = 0; i < n->workers_count; i++) {
             node_post(n, i, is_on ? begin_on_worker : end_on_worker, &n->workers[i]);
         }
@@ -106,7 +109,8 @@ uint64_t maintenance_turn(struct node *n, uint64_t now)
 {
     struct maintenance *m = &n->maintenance;
     struct broker *b = n->workers[0].broker;
-    const struct broker_node *own = b && broker_is_loaded(b) ? broker_node_find(b, span_str(n->config.node_name)) : NULL;
+    const struct broker_node *own =
+        b && broker_is_loaded(b) ? broker_node_find(b, span_str(n->config.node_name)) : NULL;
     if (!own || own->is_draining == m->is_on || m->is_recording || n->waiting[0] != '\0') {
         return UINT64_MAX;
     }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // How a node comes to belong to a cluster, and how the metadata group follows the nodes (decision 6). Worker 0.
 //
-// A blank node looks at its list through formation_decide whenever a peer's state changes: it founds, asks a member to be
-// let in, or waits and says for whom. A member answers such requests by making a node record; whoever leads the metadata
-// group takes every recorded node in as a learner and promotes it when it has caught up, one change at a time.
+// A blank node looks at its list through formation_decide whenever a peer's state changes: it founds, asks a
+// member to be let in, or waits and says for whom. A member answers such requests by making a node record;
+// whoever leads the metadata group takes every recorded node in as a learner and promotes it when it has
+// caught up, one change at a time.
 #include "node/base/crc32c.h"
 #include "node/base/log.h"
 #include "node/server/node.h"
@@ -78,8 +79,8 @@ static void fail_start(struct node *n, const char *what, enum rc rc)
     n->stop_requested();
 }
 
-// The members that the metadata group is started with are on disk before the identity says that we belong to it: a crash
-// in between leaves a blank node, one behind it a member that can still start. File "metadata-members".
+// The members that the metadata group is started with are on disk before the identity says that we belong to
+// it: a crash in between leaves a blank node, one behind it a member that can still start. File "metadata-members".
 static enum rc meta_config_save(struct node *n)
 {
     struct buf b = {0};
@@ -90,9 +91,9 @@ static enum rc meta_config_save(struct node *n)
     return rc;
 }
 
-// For a member whose log names no members yet. If there is no log at all, it crashed before the first record was durable:
-// it has promised nothing, and starts as it would have then. Not so if the log is damaged: nobody knows what it had promised
-// (law 2).
+// For a member whose log names no members yet. If there is no log at all, it crashed before the first record
+// was durable: it has promised nothing, and starts as it would have then. Not so if the log is damaged:
+// nobody knows what it had promised (law 2).
 static enum rc meta_config_load(struct node *n)
 {
     if (n->is_log_suspect && !node_recovered(n, META_GROUP_ID)) {
@@ -117,13 +118,16 @@ static void start_metadata(struct node *n)
     const struct store_group *recovered = node_recovered(n, META_GROUP_ID);
     const bool is_known = recovered && (recovered->config.count > 0 || recovered->snapshot_config.count > 0);
     if (n->meta_config.count == 0 && !is_known && meta_config_load(n) != RC_OK) {
-        log_critical("the log of the metadata group is lost on this node, and with it what the node had promised. On another member: `warrenctl "
-                     "forget_cluster_node %s`; then delete %s and start the node: it joins anew and is filled again",
-                     n->config.node_name, n->config.data_dir);
+        log_critical(
+            "the log of the metadata group is lost on this node, and with it what the node had promised. On "
+            "another member: `warrenctl "
+            "forget_cluster_node %s`; then delete %s and start the node: it joins anew and is filled again",
+            n->config.node_name, n->config.data_dir);
         n->stop_requested();
         return;
     }
-    enum rc rc = metastore_start(n->metastore, w->host, n->identity.replica_id, &n->meta_config, recovered, n->is_founder);
+    enum rc rc = metastore_start(n->metastore, w->host, n->identity.replica_id, &n->meta_config, recovered,
+                                 n->is_founder);
     if (rc != RC_OK) {
         fail_start(n, "cannot start the metadata group", rc);
         return;
@@ -218,8 +222,10 @@ static void joined(struct node *n, const struct join_reply *r)
 {
     n->meta_config = (struct config){0};
     for (uint32_t i = 0; i < r->members_len && i < LIMIT_MEMBERS; i++) {
-        n->meta_config.members[n->meta_config.count++] = (struct member){
-            .replica_id = r->members[i].replica_id, .node_id = r->members[i].node_id, .is_voter = r->members[i].is_voter};
+        n->meta_config.members[n->meta_config.count++] =
+            (struct member){.replica_id = r->members[i].replica_id,
+                            .node_id = r->members[i].node_id,
+                            .is_voter = r->members[i].is_voter};
     }
     enum rc rc = meta_config_save(n);
     if (rc == RC_OK) {
@@ -231,7 +237,8 @@ static void joined(struct node *n, const struct join_reply *r)
     }
     for (uint32_t i = 0; i < r->nodes_len; i++) {
         if (strcmp(r->nodes[i].name, n->config.node_name) != 0 &&
-            peer_net_add(n->peers, r->nodes[i].name, r->nodes[i].address, r->nodes[i].node_id, r->nodes[i].store_id) != RC_OK) {
+            peer_net_add(n->peers, r->nodes[i].name, r->nodes[i].address, r->nodes[i].node_id,
+                         r->nodes[i].store_id) != RC_OK) {
             log_warning("cannot add node %s at %s", r->nodes[i].name, r->nodes[i].address);
         }
     }
@@ -288,19 +295,21 @@ static void on_join_frame(void *ctx, const char *name, const struct frame *f)
     }
 }
 
-// The name's record with ids above ours: they were given to a node with another disk. Records come in the order in which they
-// were committed, so ours may pass by on the way; ids only rise.
+// The name's record with ids above ours: they were given to a node with another disk. Records come in the
+// order in which they were committed, so ours may pass by on the way; ids only rise.
 static void look_at_own_record(struct node *n, uint32_t node_id, bool is_known)
 {
     if (is_known && node_id > n->identity.node_id) {
-        log_critical("the cluster knows %s by another disk than %s: that one was started under this name and took this node's place. Delete the data directory "
+        log_critical("the cluster knows %s by another disk than %s: that one was started under this name and "
+                     "took this node's place. Delete the data directory "
                      "and start the node: it joins anew and is filled from the others",
                      n->config.node_name, n->config.data_dir);
         n->stop_requested();
     }
 }
 
-void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known)
+void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id,
+                         struct span address, bool is_known)
 {
     struct node *n = ctx;
     char node[PEER_NAME_MAX + 1], where[PEER_ADDRESS_MAX + 1];
@@ -312,7 +321,8 @@ void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct s
     }
     if (!is_known) {
         peer_net_remove(n->peers, node);
-    } else if (peer_net_add(n->peers, node, where, node_id, store_id.len == STORE_ID_BYTES ? store_id.ptr : NULL) != RC_OK) {
+    } else if (peer_net_add(n->peers, node, where, node_id,
+                            store_id.len == STORE_ID_BYTES ? store_id.ptr : NULL) != RC_OK) {
         log_error("cannot reach node %s: its address '%s' is not usable", node, where);
     }
     n->reconcile_at_ns = 0;
@@ -328,7 +338,8 @@ struct reconcile {
     bool is_waiting;   // Something is left to do that could not be done now.
 };
 
-static void change(struct reconcile *r, enum member_change_kind kind, struct member m, const char *doing, const char *name, size_t name_len)
+static void change(struct reconcile *r, enum member_change_kind kind, struct member m, const char *doing,
+                   const char *name, size_t name_len)
 {
     const struct member_change c = {.kind = kind, .member = m};
     r->is_waiting = true;
@@ -365,8 +376,9 @@ static void look_for_replica(void *ctx, const struct broker_node *b)
     r->is_there = r->is_there || b->replica_id == r->replica_id;
 }
 
-// Members whose record was deleted or replaced (forgotten nodes, lost disks) leave, before others come: they never answer. A
-// record comes before the member and this leader has seen all that is committed, so absence is proof (law 3).
+// Members whose record was deleted or replaced (forgotten nodes, lost disks) leave, before others come: they
+// never answer. A record comes before the member and this leader has seen all that is committed, so absence
+// is proof (law 3).
 static void remove_retired(struct reconcile *r, uint64_t commit)
 {
     struct node *n = r->node;
@@ -459,8 +471,8 @@ static void look_for_newest(void *ctx, const struct broker_node *b)
     x->node_id = b->node_id > x->node_id ? b->node_id : x->node_id;
 }
 
-// A node with an id of ours and no record: it was forgotten, if ids above its own have been given (else its record may only
-// not have come here yet).
+// A node with an id of ours and no record: it was forgotten, if ids above its own have been given (else its
+// record may only not have come here yet).
 static enum peer_refusal admit(void *ctx, const struct peer_hello *h, char *text)
 {
     struct node *n = ctx;
@@ -475,8 +487,8 @@ static enum peer_refusal admit(void *ctx, const struct peer_hello *h, char *text
         return REFUSED_NONE;
     }
     snprintf(text, PEER_TEXT_MAX + 1,
-             "node %.255s thinks it is a member of the cluster of node %.255s, but that disagrees: it was forgotten. Delete its data directory and "
-             "start it again to take it in as a new node",
+             "node %.255s thinks it is a member of the cluster of node %.255s, but that disagrees: it was "
+             "forgotten. Delete its data directory and start it again to take it in as a new node",
              h->name, n->config.node_name);
     return REFUSED_DENIED;
 }
@@ -506,7 +518,12 @@ void member_peers_start(struct node *n)
         .random = env_system_random,
         .listen = n->config.cluster_address,
         .secret = span_str(n->config.cluster_secret ? n->config.cluster_secret : "a node without peers"),
-        .hooks = {.changed = on_peers_changed, .join_frame = on_join_frame, .admit = admit, .beat_fill = fill_beat, .beat_seen = alarm_beat, .ctx = n},
+        .hooks = {.changed = on_peers_changed,
+                  .join_frame = on_join_frame,
+                  .admit = admit,
+                  .beat_fill = fill_beat,
+                  .beat_seen = alarm_beat,
+                  .ctx = n},
     };
     fill_hello(n, &c.self);
     enum rc rc = peer_net_create(&c, &n->peers);
@@ -515,11 +532,15 @@ void member_peers_start(struct node *n)
         n->stop_requested();
         return;
     }
-    struct net_share_config share = {.net = peer_net_net(n->peers), .workers = n->workers_count, .post = node_post, .post_ctx = n};
+    struct net_share_config share = {.net = peer_net_net(n->peers),
+                                     .workers = n->workers_count,
+                                     .post = node_post,
+                                     .post_ctx = n};
     n->share = net_share_create(&share);
     for (uint32_t i = 0; i < n->config.peers_count; i++) {
         const struct config_peer *p = &n->config.peers[i];
-        if (strcmp(p->name, n->config.node_name) != 0 && peer_net_add(n->peers, p->name, p->address, 0, NULL) != RC_OK) {
+        if (strcmp(p->name, n->config.node_name) != 0 &&
+            peer_net_add(n->peers, p->name, p->address, 0, NULL) != RC_OK) {
             log_error("the address '%s' of node %s is not usable", p->address, p->name);
         }
     }
@@ -577,7 +598,8 @@ static void count_disk(void *ctx, const struct peer_info *p)
         return;
     }
     d->peers++;
-    d->healthy += p->verdict == NODE_ALIVE && d->now - p->heard_ns < STALL_HEARD_MS * 1000000ull && p->beat.wal_age_ms < STALL_HEALTHY_MS;
+    d->healthy += p->verdict == NODE_ALIVE && d->now - p->heard_ns < STALL_HEARD_MS * 1000000ull &&
+                  p->beat.wal_age_ms < STALL_HEALTHY_MS;
 }
 
 static void step_down(void *arg)
@@ -588,12 +610,13 @@ static void step_down(void *arg)
     }
 }
 
-// Decision 7: a node gives up leading for its own stall only if a majority of its peers are better off, and rarely: if all
-// disks stall, or this one does again and again, moving the lead about helps nobody.
+// Decision 7: a node gives up leading for its own stall only if a majority of its peers are better off, and
+// rarely: if all disks stall, or this one does again and again, moving the lead about helps nobody.
 static uint64_t stall_turn(struct node *n, uint64_t now)
 {
     const uint64_t age = wal_thread_age_ns(n->wal);
-    if (age < STALL_MS * 1000000ull || (n->stepped_down_at_ns != 0 && now - n->stepped_down_at_ns < STALL_AGAIN_MS * 1000000ull)) {
+    if (age < STALL_MS * 1000000ull ||
+        (n->stepped_down_at_ns != 0 && now - n->stepped_down_at_ns < STALL_AGAIN_MS * 1000000ull)) {
         return UINT64_MAX;  // Beats arrive all the time: that is often enough to look.
     }
     struct disks d = {.now = now};
@@ -602,7 +625,8 @@ static uint64_t stall_turn(struct node *n, uint64_t now)
         return UINT64_MAX;
     }
     n->stepped_down_at_ns = now;
-    log_warning("this node's disk has not finished a write for %llu ms, %u of %u other nodes' disks do: giving up the lead of all groups",
+    log_warning("this node's disk has not finished a write for %llu ms, %u of %u other nodes' disks do: "
+                "giving up the lead of all groups",
                 (unsigned long long)(age / 1000000u), d.healthy, d.peers);
     for (uint32_t i = 0; i < n->workers_count; i++) {
         node_post(n, i, step_down, &n->workers[i]);

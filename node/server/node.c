@@ -39,7 +39,8 @@ static enum rc open_store(struct node *n, struct buf *error)
         .wal_file_bytes = n->config.wal_file_bytes,
         .wal_align = n->config.wal_align,
         .wal_reserve_files = 1,
-        .reserve_bytes = n->config.wal_file_bytes + n->config.wal_file_bytes / 8,  // What one file's retirement may write.
+        .reserve_bytes =
+            n->config.wal_file_bytes + n->config.wal_file_bytes / 8,  // What one file's retirement may write.
         .random = seed,
         .must_exist = !identity_is_blank(&n->identity),
     };
@@ -52,9 +53,11 @@ static enum rc open_store(struct node *n, struct buf *error)
     }
     n->is_log_suspect = n->is_store_suspect || report.is_corrupt;
     n->is_memory_lost = n->is_store_suspect || (report.is_corrupt && !report.corrupt_groups_known);
-    log_notice("recovered %u groups, %llu records, %llu MB of log; %llu bytes of an unsynced tail dropped%s", map_count(&n->recovered),
-               (unsigned long long)report.records, (unsigned long long)(report.bytes >> 20), (unsigned long long)report.dropped_tail_bytes,
-               report.is_corrupt ? "; THE LOG IS DAMAGED: the replicas touched neither vote nor acknowledge" : "");
+    log_notice("recovered %u groups, %llu records, %llu MB of log; %llu bytes of an unsynced tail dropped%s",
+               map_count(&n->recovered), (unsigned long long)report.records,
+               (unsigned long long)(report.bytes >> 20), (unsigned long long)report.dropped_tail_bytes,
+               report.is_corrupt ? "; THE LOG IS DAMAGED: the replicas touched neither vote nor acknowledge"
+                                 : "");
     return RC_OK;
 }
 
@@ -127,8 +130,9 @@ static const char *waiting_for(void *ctx)
 static void add_listener(json_t *all, const char *address, const char *protocol, const char *purpose)
 {
     const char *colon = strrchr(address, ':');
-    json_array_append_new(all, json_pack("{s:s, s:s%, s:i, s:s}", "protocol", protocol, "interface", address, (size_t)(colon - address), "port",
-                                         atoi(colon + 1), "purpose", purpose));
+    json_array_append_new(all,
+                          json_pack("{s:s, s:s%, s:i, s:s}", "protocol", protocol, "interface", address,
+                                    (size_t)(colon - address), "port", atoi(colon + 1), "purpose", purpose));
 }
 
 static json_t *listeners_json(void *ctx)
@@ -170,8 +174,12 @@ static enum rc create_workers(struct node *n)
         w->number = i;
         char name[24];
         snprintf(name, sizeof(name), "worker-%u", i);
-        struct worker_config c = {
-            .number = i, .name = mem_strndup(name, strlen(name)), .turn = node_worker_turn, .started = on_worker_started, .stopping = on_worker_stopping, .ctx = w};
+        struct worker_config c = {.number = i,
+                                  .name = mem_strndup(name, strlen(name)),
+                                  .turn = node_worker_turn,
+                                  .started = on_worker_started,
+                                  .stopping = on_worker_stopping,
+                                  .ctx = w};
         TRY(worker_create(&c, &w->worker));
     }
     return RC_OK;
@@ -179,7 +187,10 @@ static enum rc create_workers(struct node *n)
 
 static enum rc start_threads(struct node *n)
 {
-    struct wal_thread_config wal = {.workers = n->workers_count, .wake = wake_worker, .wake_ctx = n, .on_file_closed = on_file_closed};
+    struct wal_thread_config wal = {.workers = n->workers_count,
+                                    .wake = wake_worker,
+                                    .wake_ctx = n,
+                                    .on_file_closed = on_file_closed};
     TRY(wal_thread_start(&wal, store_wal(n->store), &n->wal));
     struct executor_config cold = {.name = "cold", .submitters = n->workers_count, .give_back = give_back, .ctx = n};
     TRY(executor_start(&cold, &n->cold));
@@ -204,8 +215,8 @@ enum rc node_open_metastore(struct node *n)
     return metastore_open(&c, &n->metastore);
 }
 
-// A write or sync of this directory failed in an earlier process (P6): what was acknowledged may be missing, although it
-// can be read. So nothing here is vouched for (engine-notes §1.9).
+// A write or sync of this directory failed in an earlier process (P6): what was acknowledged may be missing,
+// although it can be read. So nothing here is vouched for (engine-notes §1.9).
 static void look_for_mark(struct node *n)
 {
     struct disk_file *f;
@@ -223,7 +234,9 @@ enum rc node_create(struct node *n, struct buf *error)
     n->workers_count = n->config.workers;
     enum rc rc = disk_posix_open(n->config.data_dir, &n->disk);
     if (rc != RC_OK) {
-        buf_printf(error, rc == RC_BUSY ? "the data directory %s is in use by another process" : "cannot use the data directory %s: %s",
+        buf_printf(error,
+                   rc == RC_BUSY ? "the data directory %s is in use by another process"
+                                 : "cannot use the data directory %s: %s",
                    n->config.data_dir, rc_text(rc));
         return rc;
     }
@@ -233,7 +246,8 @@ enum rc node_create(struct node *n, struct buf *error)
     }
     rc = rejoin_prepare(n);
     if (rc != RC_OK) {
-        buf_printf(error, "the data in %s cannot be given up to join another cluster: %s", n->config.data_dir, rc_text(rc));
+        buf_printf(error, "the data in %s cannot be given up to join another cluster: %s", n->config.data_dir,
+                   rc_text(rc));
         return rc;
     }
     look_for_mark(n);
@@ -242,7 +256,9 @@ enum rc node_create(struct node *n, struct buf *error)
         buf_printf(error, "the identity file in %s cannot be used: %s", n->config.data_dir,
                    rc == RC_CONFLICT ? "the directory belongs to a node of another name" : rc_text(rc));
         if (rc == RC_CORRUPT) {
-            buf_printf(error, "; nothing here can be vouched for without it: delete the data directory %s and start the node, which comes back as a new one",
+            buf_printf(error,
+                       "; nothing here can be vouched for without it: delete the data directory %s and start "
+                       "the node, which comes back as a new one",
                        n->config.data_dir);
         }
         return rc;
@@ -309,8 +325,8 @@ enum rc node_start(struct node *n, struct buf *error)
     return rc;
 }
 
-// Confirms that were promised are on disk already; what is under way may be lost like in a crash. So an orderly stop only
-// has to end the threads: sockets first, then whoever could still write.
+// Confirms that were promised are on disk already; what is under way may be lost like in a crash. So an
+// orderly stop only has to end the threads: sockets first, then whoever could still write.
 void node_stop(struct node *n)
 {
     for (uint32_t i = 0; i < n->workers_count; i++) {

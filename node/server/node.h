@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A whole node: its threads and what lives on each. Files of node/server only.
 //
-// Life: node_create (identity, recovery; blocking) -> node_start (threads) -> worker 0 forms or joins a cluster, or is a
-// member already -> the workers' parts are made -> the metadata group starts -> its content is loaded and proven fresh by
-// a fence -> listeners open. node_stop ends it in reverse. See server/README.md.
+// Life: node_create (identity, recovery; blocking) -> node_start (threads) -> worker 0 forms or joins a
+// cluster, or is a member already -> the workers' parts are made -> the metadata group starts -> its content
+// is loaded and proven fresh by a fence -> listeners open. node_stop ends it in reverse. See server/README.md.
 #pragma once
 #include "consensus/host/host.h"
 #include "consensus/peer/identity.h"
@@ -162,16 +162,18 @@ uint64_t maintenance_turn(struct node *n, uint64_t now_ns);
 // member.c (worker 0)
 void member_peers_start(struct node *n);
 uint64_t member_turn(struct node *n, uint64_t now_ns);  // Returns when it wants to run again.
-void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id, struct span address, bool is_known);
+void member_node_changed(void *ctx, struct span name, uint32_t node_id, struct span store_id,
+                         struct span address, bool is_known);
 void node_wait_for(struct node *n, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 void member_ask(struct node *n, const char *via);  // Sends a JOIN there, if it is time to.
 
 // lost.c: a member whose disk vouches for nothing.
-// Start-up, behind the recovery: sets is_lost if the node is to be replaced. Not if that was done for a failing disk in the last
-// ten minutes: told in the log, and it goes on as it is. Disk errors of writing the note.
+// Start-up, behind the recovery: sets is_lost if the node is to be replaced. Not if that was done for a
+// failing disk in the last ten minutes: told in the log, and it goes on as it is. Disk errors of writing the note.
 MUST_USE enum rc lost_check(struct node *n);
-void lost_ask(struct node *n);  // Worker 0, instead of forming: asks a member to be replaced, the one that decides if known.
+// Worker 0, instead of forming: asks a member to be replaced, the one that decides if known.
+void lost_ask(struct node *n);
 // Worker 0: it was (JOIN_OK). Leaves the note and starts the process anew, which wipes the data.
 void lost_granted(struct node *n, const struct join_reply *r);
 
@@ -190,8 +192,9 @@ MUST_USE enum rc rejoin_check(struct node *n);    // Start-up, after it.
 void rejoin_joined(struct node *n);               // The identity of a member has been written.
 bool rejoin_is_refused(struct node *n);           // Blank: the target does not talk to this node; says why.
 uint64_t rejoin_turn(struct node *n, uint64_t now_ns);
-// join_cluster NAME[=HOST:PORT]. `done` once: RC_OK (with a text if there was nothing to do), RC_PENDING: the process starts
-// itself again and is to be asked again; RC_INVALID, RC_CONFLICT, RC_BUSY, RC_NOT_CONNECTED, RC_DENIED, RC_TIMEOUT.
+// join_cluster NAME[=HOST:PORT]. `done` once: RC_OK (with a text if there was nothing to do), RC_PENDING: the
+// process starts itself again and is to be asked again; RC_INVALID, RC_CONFLICT, RC_BUSY, RC_NOT_CONNECTED,
+// RC_DENIED, RC_TIMEOUT.
 void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc rc, const char *text), void *arg);
 void member_join_end(struct node *n, enum rc rc, const char *text);
 // forget_cluster_node. RC_OK, RC_NOT_FOUND, RC_CONFLICT, RC_BUSY, RC_NO_QUORUM, RC_TIMEOUT.

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One worker's parts and its turn (node/README.md).
 //
-// Order in a turn: input that waited -> completions of the WAL -> sessions -> groups -> sessions again (what was applied
-// makes replies and deliveries) -> confirms -> sockets. Nothing waits for the next turn that this one made ready.
+// Order in a turn: input that waited -> completions of the WAL -> sessions -> groups -> sessions again (what
+// was applied makes replies and deliveries) -> confirms -> sockets. Nothing waits for the next turn that this
+// one made ready.
 #include "node/base/log.h"
 #include "node/server/node.h"
 #include <stdlib.h>
@@ -28,9 +29,9 @@ const struct store_group *node_recovered(void *ctx, uint64_t group)
     return r ? &r->group : NULL;
 }
 
-// What a replica that a queue's record names has here. In a store that is damaged as a whole, nothing may mean that all is
-// lost: what was recorded before the projection was proven fresh may have promised something (law 2). Queues that are made
-// later begin like everywhere.
+// What a replica that a queue's record names has here. In a store that is damaged as a whole, nothing may
+// mean that all is lost: what was recorded before the projection was proven fresh may have promised something
+// (law 2). Queues that are made later begin like everywhere.
 static const struct store_group *node_memory(void *ctx, uint64_t group)
 {
     struct node *n = ctx;
@@ -45,7 +46,9 @@ static const struct store_group *node_memory(void *ctx, uint64_t group)
     if (!n->is_memory_lost || atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed)) {
         return NULL;
     }
-    log_warning("group %llu: nothing is left of this node's replica in a damaged store: it neither votes nor acknowledges", (unsigned long long)group);
+    log_warning("group %llu: nothing is left of this node's replica in a damaged store: it neither votes nor "
+                "acknowledges",
+                (unsigned long long)group);
     w->lost = (struct store_group){.group = group, .is_amnesiac = true};
     return &w->lost;
 }
@@ -61,7 +64,8 @@ static uint32_t host_worker_of(void *ctx, uint64_t group)
     return node_worker_of(((struct node_worker *)ctx)->node, group);
 }
 
-static void pass_on(void *ctx, uint32_t worker, uint32_t from, enum net_lane lane, uint16_t type, struct span envelope, struct span raw)
+static void pass_on(void *ctx, uint32_t worker, uint32_t from, enum net_lane lane, uint16_t type,
+                    struct span envelope, struct span raw)
 {
     net_share_pass_on(((struct node_worker *)ctx)->node->share, worker, from, lane, type, envelope, raw);
 }
@@ -198,8 +202,8 @@ void node_worker_attach(struct node_worker *w)
 // ---- opening -----------------------------------------------------------------------------------------------------
 
 // Groups found on disk that no queue record names were deleted while this node was away: known from the store as a
-// majority proved it, never from absence alone (law 3). A record that this program cannot read (a later version's, say) may
-// name any of them: then all stay. Their ids are never given again.
+// majority proved it, never from absence alone (law 3). A record that this program cannot read (a later
+// version's, say) may name any of them: then all stay. Their ids are never given again.
 static void drop_deleted_groups(struct node_worker *w)
 {
     struct node *n = w->node;
@@ -211,9 +215,12 @@ static void drop_deleted_groups(struct node_worker *w)
             continue;  // A group that took it owns the log, and may have been deleted with it since this node started.
         }
         if (is_kept) {
-            log_warning("group %llu belongs to no queue that this node knows; its data stays, for not every record could be read", (unsigned long long)id);
+            log_warning("group %llu belongs to no queue that this node knows; its data stays, for not every "
+                        "record could be read",
+                        (unsigned long long)id);
         } else {
-            log_notice("group %llu was deleted, or left this node, while it was away: its data goes", (unsigned long long)id);
+            log_notice("group %llu was deleted, or left this node, while it was away: its data goes",
+                       (unsigned long long)id);
             glog_delete(r->group.log);
             r->is_taken = true;  // The queue may get a replica here again.
         }
@@ -224,8 +231,10 @@ void node_worker_listen(struct node_worker *w)
 {
     struct node *n = w->node;
     for (uint32_t i = 0; i < n->config.amqp_count; i++) {
-        struct amqp09_listener_config c = {
-            .service = w->amqp, .loop = worker_loop(w->worker), .address = n->config.amqp[i], .is_shared = n->workers_count > 1};
+        struct amqp09_listener_config c = {.service = w->amqp,
+                                           .loop = worker_loop(w->worker),
+                                           .address = n->config.amqp[i],
+                                           .is_shared = n->workers_count > 1};
         enum rc rc = amqp09_listener_open(&c, &w->listeners[w->listeners_count]);
         if (rc != RC_OK) {
             log_critical("cannot listen on %s: %s; is another process using the port?", n->config.amqp[i], rc_text(rc));
@@ -252,7 +261,8 @@ static void on_fenced(void *ctx, const struct meta_result *r)
 // Listeners open once the projection is loaded and a majority has proven it fresh.
 static void open_when_ready(struct node_worker *w)
 {
-    if (!atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed) && !w->is_fencing && w->drain.phase == DRAIN_NONE && broker_is_loaded(w->broker)) {
+    if (!atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed) && !w->is_fencing &&
+        w->drain.phase == DRAIN_NONE && broker_is_loaded(w->broker)) {
         w->is_fencing = true;
         metastore_fence(w->node->metastore, w->number, 10000, on_fenced, w);
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The note "rejoin" (note.h). It goes before what it announces and stays until that is done, so a crash in between starts it over.
+// The note "rejoin" (note.h). It goes before what it announces and stays until that is done, so a crash in
+// between starts it over.
 #include "node/server/note.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -42,7 +43,9 @@ enum rc note_read(struct disk *d, struct note *out)
             is_known = true;
         }
     }
-    const bool is_good = is_known && (fields == 3 || fields == 5) && (!out->has_store_id || (strlen(store) == 2 * STORE_ID_BYTES && parse_store_id(store, out->store_id)));
+    const bool is_good =
+        is_known && (fields == 3 || fields == 5) &&
+        (!out->has_store_id || (strlen(store) == 2 * STORE_ID_BYTES && parse_store_id(store, out->store_id)));
     return is_good ? RC_OK : RC_CORRUPT;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The note in a data directory by which a node goes on with giving up its data and joining anew after a restart: file "rejoin".
+// The note in a data directory by which a node goes on with giving up its data and joining anew after a
+// restart: file "rejoin".
 // One line: "wipe|join NAME ADDRESS [STORE INCARNATION]" or "lost - - STORE INCARNATION"; see rejoin.c and lost.c.
 //
 // Start-up or worker 0; blocks for the disk.

@@ -1,20 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // join_cluster and forget_cluster_node (operator-plane §4.5). Worker 0, but for the part at start-up.
 //
-// A node that is alone in its own cluster gives that up for another one: it makes sure that the other is there, leaves a
-// note in its data directory and starts itself again. What the process that then starts finds in the note:
+// A node that is alone in its own cluster gives that up for another one: it makes sure that the other is
+// there, leaves a note in its data directory and starts itself again. What the process that then starts finds
+// in the note:
 //
 //   wipe NAME ADDRESS   erase logs, segments, metadata and identity, then turn the note into "join". Repeated after a
 //                       crash in the middle: the note goes last.
 //   join NAME ADDRESS   a blank node that joins NAME's cluster and no other, however long that takes; it never founds.
 //                       Beside the identity of a member: it has joined; the note is removed.
 //
-// A node in company is never wiped like this: its cluster would be left with a member that lost its memory (law 2). How one that
-// has lost its memory is: lost.c.
+// A node in company is never wiped like this: its cluster would be left with a member that lost its memory
+// (law 2). How one that has lost its memory is: lost.c.
 //
-// Forgetting deletes the node's record; the metadata group follows (member.c), and so do the leaders of the queues with a member
-// there (node/broker/README.md): they take it out, and give its place to another node if there is one. That needs a majority of
-// the other members, which is why a queue that would be left without one is a reason to refuse.
+// Forgetting deletes the node's record; the metadata group follows (member.c), and so do the leaders of the
+// queues with a member there (node/broker/README.md): they take it out, and give its place to another node if
+// there is one. That needs a majority of the other members, which is why a queue that would be left without
+// one is a reason to refuse.
 #include "node/base/log.h"
 #include "node/base/mem.h"
 #include "node/server/node.h"
@@ -117,7 +119,11 @@ static void split_target(struct node *n, const char *target, char *name, char *a
     const char *equals = strchr(target, '=');
     snprintf(name, PEER_NAME_MAX + 1, "%.*s", (int)(equals ? equals - target : (long)strlen(target)), target);
     const char *host = strchr(name, '@');
-    snprintf(address, PEER_ADDRESS_MAX + 1, "%.255s%s", equals ? equals + 1 : host ? host + 1 : name, equals ? "" : ":25672");
+    snprintf(address, PEER_ADDRESS_MAX + 1, "%.255s%s",
+             equals ? equals + 1
+             : host ? host + 1
+                    : name,
+             equals ? "" : ":25672");
     for (uint32_t i = 0; i < n->config.peers_count && !equals; i++) {
         if (strcmp(n->config.peers[i].name, name) == 0) {
             snprintf(address, PEER_ADDRESS_MAX + 1, "%s", n->config.peers[i].address);
@@ -162,8 +168,8 @@ static enum rc is_joinable(struct node *n, const char *name, char *text, size_t 
     broker_node_each(b, count_node, &nodes);
     if (nodes > 1) {
         snprintf(text, size,
-                 "this node is a member of a cluster of %u nodes. To move it, stop it, run `warrenctl forget_cluster_node %s` on another member, "
-                 "delete its data directory, start it and join again",
+                 "this node is a member of a cluster of %u nodes. To move it, stop it, run `warrenctl "
+                 "forget_cluster_node %s` on another member, delete its data directory, start it and join again",
                  nodes, n->config.node_name);
         return RC_CONFLICT;
     }
@@ -203,7 +209,8 @@ void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc 
         snprintf(n->joined_address, sizeof(n->joined_address), "%s", address);
         n->membership = MEMBERSHIP_NONE;
         if (n->is_rejoining && write_note(n, NOTE_JOIN) != RC_OK) {
-            log_warning("the file " NOTE_FILE " could not be written: after a restart this node goes on to join its former target");
+            log_warning("the file " NOTE_FILE
+                        " could not be written: after a restart this node goes on to join its former target");
         }
     }
 }
@@ -222,8 +229,9 @@ static void look_at_peer(void *ctx, const struct peer_info *p)
         return;
     }
     g->is_other_cluster = p->refusal_kind == REFUSED_CLUSTER;
-    g->is_final = p->refusal_kind == REFUSED_SECRET || p->refusal_kind == REFUSED_VERSION || p->refusal_kind == REFUSED_IDENTITY ||
-                  p->refusal_kind == REFUSED_NAME || p->refusal_kind == REFUSED_DENIED;
+    g->is_final = p->refusal_kind == REFUSED_SECRET || p->refusal_kind == REFUSED_VERSION ||
+                  p->refusal_kind == REFUSED_IDENTITY || p->refusal_kind == REFUSED_NAME ||
+                  p->refusal_kind == REFUSED_DENIED;
     g->is_alive = p->verdict == NODE_ALIVE;
     g->is_blank = p->hello && p->hello->is_blank;
     snprintf(g->refusal, sizeof(g->refusal), "%s", p->refusal ? p->refusal : "");
@@ -343,8 +351,8 @@ static void check_queue(void *ctx, const struct broker_queue *q)
     }
 }
 
-// The configuration here says more than the record: a member that is being filled does not vote yet, and without a majority of
-// the voters nobody could take the forgotten one out.
+// The configuration here says more than the record: a member that is being filled does not vote yet, and
+// without a majority of the voters nobody could take the forgotten one out.
 static void check_group(void *ctx, struct group *g)
 {
     struct queue_check *c = ctx;
@@ -394,7 +402,9 @@ static void checked(void *arg)
     struct node *n = f->node;
     if (f->check.groups > 0) {
         char text[400];
-        snprintf(text, sizeof(text), "%u queues have no majority of voters without node %s now: wait until their new replicas are filled, or bring it back",
+        snprintf(text, sizeof(text),
+                 "%u queues have no majority of voters without node %s now: wait until their new replicas "
+                 "are filled, or bring it back",
                  f->check.groups, f->name);
         forget_end(n, RC_CONFLICT, text);
         return;
@@ -422,12 +432,14 @@ void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc 
         return;
     }
     if (!known || n->forgetting) {
-        snprintf(text, sizeof(text), known ? "another node is being forgotten" : "'%s' is not a node of this cluster", name);
+        snprintf(text, sizeof(text),
+                 known ? "another node is being forgotten" : "'%s' is not a node of this cluster", name);
         done(arg, known ? RC_BUSY : RC_NOT_FOUND, text);
         return;
     }
     if (known->node_id == n->identity.node_id || host_node_is_alive(n->workers[0].host, known->node_id)) {
-        snprintf(text, sizeof(text), "node %s is running: it must be stopped before it is removed from the cluster", name);
+        snprintf(text, sizeof(text),
+                 "node %s is running: it must be stopped before it is removed from the cluster", name);
         done(arg, RC_CONFLICT, text);
         return;
     }
@@ -435,7 +447,8 @@ void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc 
     broker_vhost_each(b, check_vhost, &c);
     if (c.count > 0) {
         snprintf(text, sizeof(text),
-                 "%u queues would be left without a majority of their members, the first is '%s'. Delete them first, or bring node %s back",
+                 "%u queues would be left without a majority of their members, the first is '%s'. Delete "
+                 "them first, or bring node %s back",
                  c.count, c.first, name);
         done(arg, RC_CONFLICT, text);
         return;

@@ -86,7 +86,8 @@
 #define AMQP_TX_ROLLBACK(F, S)
 #define AMQP_TX_ROLLBACK_OK(F, S)
 
-// M(FIELDS, name, class id, method id, who may send it: CLIENT, SERVER, BOTH, or NEITHER (internal to RabbitMQ), has content)
+// M(FIELDS, name, class id, method id, who may send it: CLIENT, SERVER, BOTH, or NEITHER (internal to
+// RabbitMQ), has content)
 #define AMQP_METHODS(M) \
     M(CONNECTION_START, connection_start, 10, 10, SERVER, 0) \
     M(CONNECTION_START_OK, connection_start_ok, 10, 11, CLIENT, 0) \
