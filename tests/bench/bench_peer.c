@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/base proto consensus/peer gen
-// Throughput of one log lane over loopback: two nets, each on a loop and thread of its own; the sender offers batches of
-// frames per turn as a worker does and is held back by the lane's bound. Prints MB/s and the processor time of each side.
+// Throughput of one log lane over loopback: two nets, each on a loop and thread of its own; the sender offers
+// batches of frames per turn as a worker does and is held back by the lane's bound. Prints MB/s and the
+// processor time of each side.
 #include "consensus/peer/peer_net.h"
 #include "node/base/limits.h"
 #include "node/base/mem.h"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
-// A large backlog over few and many queues: filled, retired to segments, then drained from disk by one reader a queue, all of
-// them in turn (engine-notes §8.2). Prints the rate of every second and the slowest one. Not part of make test.
+// A large backlog over few and many queues: filled, retired to segments, then drained from disk by one reader
+// a queue, all of them in turn (engine-notes §8.2). Prints the rate of every second and the slowest one. Not
+// part of make test.
 //
 //     bench_store DIRECTORY [gigabytes, default 1] [queues, default 1] [bytes of a message, default 1000]
 //
@@ -90,7 +91,10 @@ static bool on_snapshot_begin(void *ctx, uint64_t group, struct store_snapshot_s
     struct frozen *f = mem_zalloc(sizeof(*f));
     f->live = (struct live_range){.first = q->head, .last = q->end < q->applied ? q->end : q->applied};
     f->left = 100 + (q->end + 1 - q->head) * 8;
-    *out = (struct store_snapshot_source){.ops = &ops, .handle = (struct fsm_snapshot *)(void *)f, .index = q->applied, .term = 1,
+    *out = (struct store_snapshot_source){.ops = &ops,
+                                          .handle = (struct fsm_snapshot *)(void *)f,
+                                          .index = q->applied,
+                                          .term = 1,
                                           .size_estimate = f->left};
     out->config = (struct config){.count = 1};
     out->config.members[0] = (struct member){.replica_id = 1, .node_id = 1, .is_voter = true};
@@ -203,9 +207,10 @@ static void rate_tick(struct rate *r, uint64_t count, bool is_last)
     }
     if (is_last) {
         const double s = (double)(t - r->begun) / 1e9;
-        printf("  (thousands a second)\n  %.0f a second, %.0f MB/s, slowest second %" PRIu64 ", longest pause %.0f ms\n",
-               (double)count / s, (double)count * message_bytes / s / 1e6, r->slowest == UINT64_MAX ? 0 : r->slowest,
-               (double)r->longest_gap / 1e6);
+        printf("  (thousands a second)\n  %.0f a second, %.0f MB/s, slowest second %" PRIu64
+               ", longest pause %.0f ms\n",
+               (double)count / s, (double)count * message_bytes / s / 1e6,
+               r->slowest == UINT64_MAX ? 0 : r->slowest, (double)r->longest_gap / 1e6);
     }
 }
 
@@ -271,7 +276,11 @@ static bool queue_read(struct queue *q)
     if (n == 0) {
         return false;
     }
-    q->read = (struct glog_read){.indexes = q->indexes, .indexes_count = n, .bytes_max = READ_BYTES, .done = read_done, .owner = q};
+    q->read = (struct glog_read){.indexes = q->indexes,
+                                 .indexes_count = n,
+                                 .bytes_max = READ_BYTES,
+                                 .done = read_done,
+                                 .owner = q};
     q->is_reading = true;
     glog_read_start(q->log, &q->read);
     return true;
@@ -322,7 +331,9 @@ int main(int argc, char **argv)
     struct wal_report report;
     must(store_open(&config, on_group, NULL, &report, &store), "store");
     struct exec exec = {.submit = on_job};
-    const struct store_hooks hooks = {.submit = on_submit, .snapshot_begin = on_snapshot_begin, .wal_retired = on_retired};
+    const struct store_hooks hooks = {.submit = on_submit,
+                                      .snapshot_begin = on_snapshot_begin,
+                                      .wal_retired = on_retired};
     worker = store_worker_bind(store, 0, &exec, &hooks);
     queues = mem_zalloc(queues_count * sizeof(*queues));
     for (uint32_t i = 0; i < queues_count; i++) {

@@ -92,7 +92,8 @@ static void measure(const char *what, uint32_t align, uint32_t batch_records, ui
     }
     qsort(samples, batches, sizeof(samples[0]), compare);
     double seconds = (double)(end - start) / 1e9;
-    printf("%s  align %4u  batch %5u records  %8.0f batches/s  %9.0f records/s  %7.1f MB/s  sync p50 %7.1f  p99 %8.1f us\n",
+    printf("%s  align %4u  batch %5u records  %8.0f batches/s  %9.0f records/s  %7.1f MB/s  sync p50 %7.1f  "
+           "p99 %8.1f us\n",
            what, align, batch_records, (double)batches / seconds, (double)batches * batch_records / seconds,
            (double)batches * (double)len / seconds / 1e6, samples[batches / 2] * 16 / 1e3,
            samples[batches * 99 / 100] * 16 / 1e3);
@@ -154,8 +155,12 @@ int main(int argc, char **argv)
     must(disk_posix_open(argv[1], &d), "disk");
     measure_use(d, "preallocated", false, 3);
     measure_use(d, "filled with zeros", true, 1);
-    struct wal_config config = {
-        .disk = d, .dir = "wal", .file_bytes = LIMIT_WAL_FILE_BYTES, .align = 4096, .random = 1, .on_file_closed = on_closed};
+    struct wal_config config = {.disk = d,
+                                .dir = "wal",
+                                .file_bytes = LIMIT_WAL_FILE_BYTES,
+                                .align = 4096,
+                                .random = 1,
+                                .on_file_closed = on_closed};
     struct wal_report report;
     must(wal_open(&config, 1, on_replay, NULL, NULL, &report, &bench_wal), "open");
     // Use every file once, so that what follows measures recycled ones.

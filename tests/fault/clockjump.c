@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A wall clock that jumps: an LD_PRELOAD library that adds an offset to what a process reads of the time of day (CL-23).
+// A wall clock that jumps: an LD_PRELOAD library that adds an offset to what a process reads of the time of
+// day (CL-23).
 //
-// The offset, in milliseconds, stands in the first 8 bytes of the file CLOCKJUMP_FILE, which is mapped: a test writes it while
-// the process runs. The monotonic clock is left alone, as the kernel leaves it when somebody sets the date.
+// The offset, in milliseconds, stands in the first 8 bytes of the file CLOCKJUMP_FILE, which is mapped: a
+// test writes it while the process runs. The monotonic clock is left alone, as the kernel leaves it when
+// somebody sets the date.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -2,12 +2,13 @@
 // A power cut for a real process: an LD_PRELOAD library that remembers how to take back what was not synced.
 //
 // Problem: kill -9 keeps the page cache, so it never shows a missing fsync. Idea: before each write to a file under
-// POWERCUT_DIR its old bytes are kept; a sync of the file forgets them. On SIGUSR2 nothing moves any more: each unsynced
-// write is independently kept, dropped or torn (per 512-byte sector), unsynced creations, renames and removals of names
-// (no fsync of the directory since) are kept or taken back, newest first, and the process ends.
+// POWERCUT_DIR its old bytes are kept; a sync of the file forgets them. On SIGUSR2 nothing moves any more:
+// each unsynced write is independently kept, dropped or torn (per 512-byte sector), unsynced creations,
+// renames and removals of names (no fsync of the directory since) are kept or taken back, newest first, and
+// the process ends.
 //
-// Invariants: one lock around every intercepted call, so that the cut falls between calls. What a sync covered before the
-// cut is never touched. The choice of what is lost is random (POWERCUT_SEED, else the clock).
+// Invariants: one lock around every intercepted call, so that the cut falls between calls. What a sync
+// covered before the cut is never touched. The choice of what is lost is random (POWERCUT_SEED, else the clock).
 // Not covered: writes through memory maps (LMDB writes with pwrite here; its lock file does not matter).
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -47,7 +48,8 @@ struct file {           // By inode, for as long as the process lives.
 struct name_change {    // Newest first.
     struct name_change *next;
     enum { CREATED, RENAMED, REMOVED } kind;
-    char dir[PATH_MAX], path[PATH_MAX], from[PATH_MAX], saved[PATH_MAX];  // saved: hard link to what was replaced or removed.
+    char dir[PATH_MAX], path[PATH_MAX], from[PATH_MAX],
+        saved[PATH_MAX];  // saved: hard link to what was replaced or removed.
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

@@ -50,7 +50,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 #ifndef FUZZ_ENGINE
 static void fuzz_valid(struct buf *to, struct rng *rng)
 {
-    struct peer_hello h = {.protocol_min = 1, .protocol_max = 1, .incarnation = 3, .lane = 1, .name = "n1@localhost", .address = "127.0.0.1:1"};
+    struct peer_hello h = {.protocol_min = 1,
+                           .protocol_max = 1,
+                           .incarnation = 3,
+                           .lane = 1,
+                           .name = "n1@localhost",
+                           .address = "127.0.0.1:1"};
     struct peer_beat b = {.incarnation = 1, .number = rng_next(rng), .echo = 2};
     switch (rng_below(rng, 4)) {
     case 0:

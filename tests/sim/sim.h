@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A cluster in one process: N nodes with the real host, engines, store and WAL over a simulated clock, net and disk.
 //
-// Everything that happens is an event at a virtual time; events of equal time happen in the order in which they were made.
+// Everything that happens is an event at a virtual time; events of equal time happen in the order in which
+// they were made.
 // All chance comes from one seeded generator, so a seed names a run (swarm: each seed draws its own fault rates). After
 // every event the node it touched is compared with what an omniscient observer knows (sim_check.c); the first
 // violation ends the run.
@@ -44,7 +45,7 @@ struct sim_faults {
     uint64_t full_every;                       // No room on a node's disk for a while.
 };
 
-// ---- counters ---------------------------------------------------------------------------------------------------------
+// ---- counters ---------------------------------------------------------------------------------------------
 
 struct sim_counters {
     uint64_t events, commits, elections, crashes, torn_writes, partitions, violations;
@@ -54,7 +55,7 @@ struct sim_counters {
     uint64_t led_ns, settle_ns;
 };
 
-// ---- the application --------------------------------------------------------------------------------------------------
+// ---- the application --------------------------------------------------------------------------------------
 
 // One replica's machine: the world keeps it while the replica lives.
 struct sim_app {
@@ -65,8 +66,8 @@ struct sim_app {
     void (*node_init)(struct sim *s, struct sim_node *n);
     // Adds the replica itself (host_group_add happens inside) and returns true. May be NULL.
     bool (*group_add)(struct sim_node *n, uint32_t slot, const struct store_group *recovered);
-    // The replica leaves its node: removes it (host_group_remove, deleted) and returns true; false: only a restart can. NULL:
-    // the world does it.
+    // The replica leaves its node: removes it (host_group_remove, deleted) and returns true; false: only a
+    // restart can. NULL: the world does it.
     bool (*group_drop)(struct sim_node *n, uint32_t slot);
     // Other members were committed (sim_group.members). May be NULL.
     void (*members_changed)(struct sim *s, uint32_t slot);
@@ -89,7 +90,7 @@ struct sim_app {
 extern const struct sim_app sim_list_app;
 extern const struct fsm_ops sim_list_fsm;  // Its machine.
 
-// ---- nodes ------------------------------------------------------------------------------------------------------------
+// ---- nodes ------------------------------------------------------------------------------------------------
 
 struct sim_exec {
     struct exec base;
@@ -146,7 +147,8 @@ struct sim_node {
     struct buf pending_cuts;  // sim_check.c: truncations handed to the WAL and not yet durable.
     void *machines[SIM_GROUPS_MAX];
     struct group *groups[SIM_GROUPS_MAX];
-    uint64_t replicas[SIM_GROUPS_MAX];     // Which replica of the group lives here; 0 none. (What the metastore would know.)
+    uint64_t replicas[SIM_GROUPS_MAX];     // Which replica of the group lives here; 0 none. (What the
+                                           // metastore would know.)
     bool is_fresh[SIM_GROUPS_MAX];         // That one was never a member yet.
     uint64_t vouched_seq, vouched_offset;  // A later batch says that what is before it in this WAL file was synced.
     struct sim_shadow shadows[SIM_GROUPS_MAX];
@@ -158,7 +160,7 @@ struct sim_node {
     void *app;             // For the application.
 };
 
-// ---- the world ----------------------------------------------------------------------------------------------------------
+// ---- the world --------------------------------------------------------------------------------------------
 
 struct sim_event {
     uint64_t at;
@@ -233,8 +235,8 @@ bool sim_run(uint64_t seed, const struct sim_app *app, bool is_verbose, uint64_t
 
 void sim_counters_add(struct sim_counters *to, const struct sim_counters *from);
 
-// In parts, for tests that want their own faults: init draws the swarm (change s->faults and the groups afterwards), start
-// brings all nodes up.
+// In parts, for tests that want their own faults: init draws the swarm (change s->faults and the groups
+// afterwards), start brings all nodes up.
 void sim_init(struct sim *s, uint64_t seed, const struct sim_app *app);
 void sim_start(struct sim *s);
 bool sim_step(struct sim *s);                     // Next event. False: none left, or violated.
@@ -242,8 +244,8 @@ void sim_run_until(struct sim *s, uint64_t at);   // Virtual time.
 void sim_deinit(struct sim *s);
 
 void sim_at(struct sim *s, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg, uint64_t n);
-void sim_at_owned(struct sim *s, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg, uint64_t n,
-                  void (*drop)(void *arg));
+void sim_at_owned(struct sim *s, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg,
+                  uint64_t n, void (*drop)(void *arg));
 void sim_node_at(struct sim_node *n, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg,
                  uint64_t number, void (*drop)(void *arg));
 void sim_node_wake(struct sim_node *n, uint64_t delay);  // A turn soon.

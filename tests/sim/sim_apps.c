@@ -139,7 +139,8 @@ static bool is_settled(struct sim *s)
     const bool is_queue = !has_queues(s) || sim_queue_is_settled(s);
     const bool is_meta = !has_meta(s) || sim_meta_is_settled(s);
     if (!is_list || !is_queue || !is_meta) {
-        sim_log(s, "not settled:%s%s%s", is_list ? "" : " lists", is_queue ? "" : " queues", is_meta ? "" : " metadata");
+        sim_log(s, "not settled:%s%s%s", is_list ? "" : " lists", is_queue ? "" : " queues",
+                is_meta ? "" : " metadata");
     }
     return is_list && is_queue && is_meta;
 }

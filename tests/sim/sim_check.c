@@ -2,18 +2,19 @@
 // The omniscient observer: the laws, checked after every event.
 //
 // What is durable is known from the bytes that went through each node's WAL (a shadow log per node and group), not from
-// what engines claim; what is committed is the first history any machine applied. Checked: one leader a term; a new leader
-// has all that is committed; terms and commit indexes never fall; nothing is applied beyond min(commit, durable); no
-// engine claims more durable than is on its disk; every machine applies the same history; what a leader commits is durable
-// on a majority of the voters of its configuration at that moment, and nothing else is applied or told to a client; a restart
-// finds everything that was durable, or says that it does not: then that replica never leads, votes or counts again (law 2).
+// what engines claim; what is committed is the first history any machine applied. Checked: one leader a term;
+// a new leader has all that is committed; terms and commit indexes never fall; nothing is applied beyond
+// min(commit, durable); no engine claims more durable than is on its disk; every machine applies the same
+// history; what a leader commits is durable on a majority of the voters of its configuration at that moment,
+// and nothing else is applied or told to a client; a restart finds everything that was durable, or says that
+// it does not: then that replica never leads, votes or counts again (law 2).
 #include "consensus/host/host_core.h"
 #include "consensus/store/core.h"
 #include "tests/sim/sim.h"
 #include <assert.h>
 #include <stdlib.h>
 
-// ---- shadow logs -----------------------------------------------------------------------------------------------------
+// ---- shadow logs ------------------------------------------------------------------------------------------
 
 static uint64_t buf_u64_at(const struct buf *b, uint64_t at)
 {
@@ -59,9 +60,10 @@ static void shadow_reset(struct sim_shadow *x, uint64_t index)
 static void check_cut(struct sim_node *n, uint32_t slot, uint64_t from)
 {
     const struct sim_group *g = &n->sim->groups[slot];
-    if (from <= g->committed && from <= n->shadows[slot].last && shadow_term(&n->shadows[slot], from) == buf_u64_at(&g->terms, from - 1)) {
-        sim_violation(n->sim, "node %u group %llu: cuts its log at %llu, which is committed", n->id, (unsigned long long)g->id,
-                      (unsigned long long)from);
+    if (from <= g->committed && from <= n->shadows[slot].last &&
+        shadow_term(&n->shadows[slot], from) == buf_u64_at(&g->terms, from - 1)) {
+        sim_violation(n->sim, "node %u group %llu: cuts its log at %llu, which is committed", n->id,
+                      (unsigned long long)g->id, (unsigned long long)from);
     }
 }
 
@@ -80,7 +82,8 @@ void sim_check_begun(struct sim_node *n, uint32_t slot)
 {
     struct sim_shadow *x = &n->shadows[slot];
     sim_log(n->sim, "node %u: group %llu: replica %llu is deleted, replica %llu begins", n->id,
-            (unsigned long long)n->sim->groups[slot].id, (unsigned long long)x->replica, (unsigned long long)n->replicas[slot]);
+            (unsigned long long)n->sim->groups[slot].id, (unsigned long long)x->replica,
+            (unsigned long long)n->replicas[slot]);
     buf_deinit(&x->terms);
     buf_deinit(&x->configs);
     *x = (struct sim_shadow){.replica = n->replicas[slot]};
@@ -105,7 +108,8 @@ static void shadow_record(struct sim_node *n, const struct record_disk *d, struc
 #endif
     } else if (x->is_lost) {
         if (vote != 0) {
-            sim_violation(n->sim, "node %u group %llu: a replica that lost its memory votes", n->id, (unsigned long long)d->group);
+            sim_violation(n->sim, "node %u group %llu: a replica that lost its memory votes", n->id,
+                          (unsigned long long)d->group);
         }
     } else if (d->kind == RECORD_HARD_STATE) {
         x->hard = (struct hard_state){.term = d->term, .vote = vote};
@@ -184,10 +188,11 @@ static void tell_shadow(struct sim_node *n, const struct sim_shadow *was, uint32
     const struct sim_shadow *x = &n->shadows[slot];
     const unsigned long long id = n->sim->groups[slot].id;
     if (x->hard.term != was->hard.term || x->hard.vote != was->hard.vote) {
-        sim_log(n->sim, "node %u: group %llu: on disk is term %llu, vote for %llu", n->id, id, (unsigned long long)x->hard.term,
-                (unsigned long long)x->hard.vote);
+        sim_log(n->sim, "node %u: group %llu: on disk is term %llu, vote for %llu", n->id, id,
+                (unsigned long long)x->hard.term, (unsigned long long)x->hard.vote);
     }
-    if (x->last < was->last || x->terms_base != was->terms_base || shadow_term(x, x->last) != shadow_term(x, was->last)) {
+    if (x->last < was->last || x->terms_base != was->terms_base ||
+        shadow_term(x, x->last) != shadow_term(x, was->last)) {
         sim_log(n->sim, "node %u: group %llu: on disk up to %llu (term %llu), was %llu, snapshot %llu", n->id, id,
                 (unsigned long long)x->last, (unsigned long long)shadow_term(x, x->last), (unsigned long long)was->last,
                 (unsigned long long)x->snapshot);
@@ -225,8 +230,8 @@ void sim_check_crashed(struct sim_node *n)
         }
     }
     n->pending_cuts.len = 0;
-    // A snapshot installed before the group's first record (its term) was durable: nothing was said yet that rests on it,
-    // and without any record the group may be gone.
+    // A snapshot installed before the group's first record (its term) was durable: nothing was said yet that
+    // rests on it, and without any record the group may be gone.
     for (uint32_t i = 0; i < n->sim->groups_count; i++) {
         struct sim_shadow *x = &n->shadows[i];
         if (!x->is_lost && x->hard.term == 0 && x->last <= x->snapshot) {
@@ -298,8 +303,8 @@ void sim_check_recovered(struct sim_node *n, const struct store_group *g)
                       (unsigned long long)g->snapshot_index, (unsigned long long)x->snapshot);
     }
     if (g->last < x->last) {
-        sim_violation(s, "node %u group %llu: log ends at %llu, %llu was durable", n->id, id, (unsigned long long)g->last,
-                      (unsigned long long)x->last);
+        sim_violation(s, "node %u group %llu: log ends at %llu, %llu was durable", n->id, id,
+                      (unsigned long long)g->last, (unsigned long long)x->last);
     }
     uint64_t from = x->terms_base > g->snapshot_index ? x->terms_base : g->snapshot_index;
     for (uint64_t i = from + 1; i <= x->last && !s->is_violated; i++) {
@@ -321,7 +326,7 @@ void sim_check_recovered(struct sim_node *n, const struct store_group *g)
     }
 }
 
-// ---- claims of engines -------------------------------------------------------------------------------------------------
+// ---- claims of engines ------------------------------------------------------------------------------------
 
 // P3: a majority has promised, on disk, to help nobody else in this term. (What has gone on to a later term, has.)
 static void check_votes(struct sim_node *n, uint32_t slot, const struct consensus_status *st)
@@ -357,7 +362,8 @@ static void check_leader(struct sim_node *n, uint32_t slot, const struct consens
         check_votes(n, slot, st);
         const struct member *m = config_find(st->config, n->replicas[slot]);
         if (st->config->index <= st->commit && (!m || !m->is_voter)) {
-            sim_violation(s, "node %u leads group %llu in term %llu and is no voter of it", n->id, (unsigned long long)g->id,
+            sim_violation(s, "node %u leads group %llu in term %llu and is no voter of it", n->id,
+                          (unsigned long long)g->id,
                           (unsigned long long)st->term);  // P19.
         }
         // One that won long ago and stood still meanwhile need not know what later leaders committed.
@@ -394,8 +400,8 @@ static bool is_on_disk(const struct sim_node *n, uint32_t slot, const struct mem
     return x->replica == m->replica_id && (index <= x->snapshot || shadow_term(x, index) == term);
 }
 
-// Law 1: what a leader commits is on the disks of a majority of the voters it has at that moment (P9). What it commits is of
-// its own term (P2).
+// Law 1: what a leader commits is on the disks of a majority of the voters it has at that moment (P9). What
+// it commits is of its own term (P2).
 static void check_commit(struct sim_node *n, uint32_t slot, const struct consensus_status *st)
 {
     struct sim *s = n->sim;
@@ -410,8 +416,10 @@ static void check_commit(struct sim_node *n, uint32_t slot, const struct consens
         safe += m->is_voter && is_on_disk(&s->nodes[m->node_id - 1], slot, m, st->commit, st->term);
     }
     if (safe < voters / 2 + 1) {
-        sim_violation(s, "node %u group %llu: entry %llu of term %llu is committed, on disk at %u of %u voters", n->id,
-                      (unsigned long long)g->id, (unsigned long long)st->commit, (unsigned long long)st->term, safe, voters);
+        sim_violation(s,
+                      "node %u group %llu: entry %llu of term %llu is committed, on disk at %u of %u voters",
+                      n->id, (unsigned long long)g->id, (unsigned long long)st->commit,
+                      (unsigned long long)st->term, safe, voters);
     }
     if (s->watched == g->id) {
         sim_log(s, "node %u: group %llu: commits up to %llu in term %llu, on disk at %u of %u voters", n->id,
@@ -428,7 +436,8 @@ void sim_check_node(struct sim_node *n)
         return;
     }
     for (uint32_t i = 0; i < s->groups_count; i++) {
-        if (n->groups[i] == NULL || (s->groups[i].initial.count > 1 && !sim_peek_changed(n->groups[i]->replica, &n->seen[i]))) {
+        if (n->groups[i] == NULL ||
+            (s->groups[i].initial.count > 1 && !sim_peek_changed(n->groups[i]->replica, &n->seen[i]))) {
             continue;
         }
         struct consensus_status st;
@@ -453,27 +462,32 @@ void sim_check_node(struct sim_node *n)
         const bool is_counted = st.role == ROLE_LEADER && n->is_leader_seen[i] && st.term == n->term_seen[i] &&
                                 st.commit > n->commit_seen[i] && st.commit <= x->last;
         const bool is_old = is_counted && shadow_term(x, st.commit) != 0 && shadow_term(x, st.commit) != st.term;
-        const char *wrong = st.term < n->term_seen[i]     ? "the term fell"
+        const char *wrong = st.term < n->term_seen[i]       ? "the term fell"
                             : st.commit < n->commit_seen[i] ? "the commit index fell"
                             : st.commit > st.last           ? "the commit index is beyond the log"
-                            : is_old                        ? "an entry of an older term is committed by counting"
-                            : st.applied > safe             ? "applied beyond what is committed and durable"
-                            : st.durable > on_disk          ? "claims to be durable what is not on disk"
-                            : !is_config_there(x, st.durable, st.config->index) ? "its configuration is of an entry that was cut off"
-                                                            : NULL;
+                            : is_old               ? "an entry of an older term is committed by counting"
+                            : st.applied > safe    ? "applied beyond what is committed and durable"
+                            : st.durable > on_disk ? "claims to be durable what is not on disk"
+                            : !is_config_there(x, st.durable, st.config->index)
+                                ? "its configuration is of an entry that was cut off"
+                                : NULL;
         if (wrong) {
-            sim_violation(s,
-                          "node %u group %llu: %s (term %llu, last %llu, durable %llu, on disk %llu, commit %llu, "
-                          "applied %llu, snapshot %llu)",
-                          n->id, (unsigned long long)s->groups[i].id, wrong, (unsigned long long)st.term,
-                          (unsigned long long)st.last, (unsigned long long)st.durable, (unsigned long long)on_disk,
-                          (unsigned long long)st.commit, (unsigned long long)st.applied, (unsigned long long)st.snapshot);
+            sim_violation(
+                s,
+                "node %u group %llu: %s (term %llu, last %llu, durable %llu, on disk %llu, commit %llu, "
+                "applied %llu, snapshot %llu)",
+                n->id, (unsigned long long)s->groups[i].id, wrong, (unsigned long long)st.term,
+                (unsigned long long)st.last, (unsigned long long)st.durable, (unsigned long long)on_disk,
+                (unsigned long long)st.commit, (unsigned long long)st.applied,
+                (unsigned long long)st.snapshot);
         }
-        if (s->watched == s->groups[i].id && (st.term != n->term_seen[i] || (st.role == ROLE_LEADER) != n->is_leader_seen[i])) {
+        if (s->watched == s->groups[i].id &&
+            (st.term != n->term_seen[i] || (st.role == ROLE_LEADER) != n->is_leader_seen[i])) {
             static const char *const roles[] = {"follower", "asks for pre-votes", "candidate", "leader"};
             sim_log(s, "node %u: group %llu: %s in term %llu, last %llu, durable %llu, commit %llu", n->id,
-                    (unsigned long long)s->groups[i].id, roles[st.role], (unsigned long long)st.term, (unsigned long long)st.last,
-                    (unsigned long long)st.durable, (unsigned long long)st.commit);
+                    (unsigned long long)s->groups[i].id, roles[st.role], (unsigned long long)st.term,
+                    (unsigned long long)st.last, (unsigned long long)st.durable,
+                    (unsigned long long)st.commit);
         }
         n->term_seen[i] = st.term;
         n->commit_seen[i] = st.commit;
@@ -485,14 +499,17 @@ void sim_check_node(struct sim_node *n)
     }
 }
 
-// ---- history -----------------------------------------------------------------------------------------------------------
+// ---- history ----------------------------------------------------------------------------------------------
 
-// Somebody is told that this entry is safe: then a leader has committed it or something behind it, on a majority's disks.
+// Somebody is told that this entry is safe: then a leader has committed it or something behind it, on a
+// majority's disks.
 void sim_check_acked(struct sim *s, uint64_t group, uint64_t index, uint64_t term)
 {
     const struct sim_group *g = sim_group_of(s, group);
     if (index > g->proven || term > g->proven_term) {
-        sim_violation(s, "group %llu: entry %llu of term %llu is taken for committed, leaders committed up to %llu of term %llu",
+        sim_violation(s,
+                      "group %llu: entry %llu of term %llu is taken for committed, leaders committed up to "
+                      "%llu of term %llu",
                       (unsigned long long)group, (unsigned long long)index, (unsigned long long)term,
                       (unsigned long long)g->proven, (unsigned long long)g->proven_term);
     } else if (index <= g->committed && buf_u64_at(&g->terms, index - 1) != term) {
@@ -512,8 +529,9 @@ void sim_check_applied(struct sim_node *n, uint64_t group, uint64_t index, uint6
         buf_u64(&g->chain, chain);
         s->counters.commits++;
         if (index > g->proven) {
-            sim_violation(s, "node %u group %llu: applies %llu, leaders committed up to %llu", n->id, (unsigned long long)group,
-                          (unsigned long long)index, (unsigned long long)g->proven);
+            sim_violation(s, "node %u group %llu: applies %llu, leaders committed up to %llu", n->id,
+                          (unsigned long long)group, (unsigned long long)index,
+                          (unsigned long long)g->proven);
         }
     } else if (index > g->committed) {
         sim_violation(s, "node %u group %llu: applies %llu, nobody has applied %llu", n->id, (unsigned long long)group,

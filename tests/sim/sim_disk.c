@@ -2,8 +2,8 @@
 // The simulated disk (sim_disk.h).
 //
 // Content lives in pages of 4 KiB made at the first write, so that a preallocated file costs nothing. An unsynced write
-// remembers the bytes before and after it; a sync forgets the list. At a crash all of them are undone, newest first, and
-// those that survive are done again in order: a later write may so survive an earlier one, as on real media.
+// remembers the bytes before and after it; a sync forgets the list. At a crash all of them are undone, newest
+// first, and those that survive are done again in order: a later write may so survive an earlier one, as on real media.
 // A file lives as long as a name, a handle or an undone change of a directory refers to it.
 #include "tests/sim/sim_disk.h"
 #include "node/base/list.h"

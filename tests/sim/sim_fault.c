@@ -4,7 +4,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-// ---- faults ------------------------------------------------------------------------------------------------------------------
+// ---- faults -----------------------------------------------------------------------------------------------
 
 static void restart(struct sim *s, void *arg, uint64_t number)
 {
@@ -188,10 +188,11 @@ static void fault_step_down(struct sim *s, void *arg, uint64_t number)
     sim_at(s, sim_range(s, 1, 2 * s->faults.step_down_every), fault_step_down, NULL, 0);
 }
 
-// ---- lost data -----------------------------------------------------------------------------------------------------------
+// ---- lost data --------------------------------------------------------------------------------------------
 //
-// One node of a seed loses what it had promised, and only while the other members of every group have all they promised: then
-// no loss is legitimate and everything acknowledged must still be there (TigerBeetle's fault atlas).
+// One node of a seed loses what it had promised, and only while the other members of every group have all
+// they promised: then no loss is legitimate and everything acknowledged must still be there (TigerBeetle's
+// fault atlas).
 
 static bool may_lose(struct sim *s, const struct sim_node *n)
 {
@@ -208,7 +209,8 @@ static void come_as_another(struct sim *s, void *arg, uint64_t number)
     (void)s;
 }
 
-// Everything on its disk is gone. The machine comes back under another node id, with nothing; who had its old id never does.
+// Everything on its disk is gone. The machine comes back under another node id, with nothing; who had its old
+// id never does.
 static void wipe(struct sim *s, struct sim_node *n)
 {
     if (n->is_up) {
@@ -256,7 +258,8 @@ void sim_wipe_soon(struct sim_node *n)
     }
 }
 
-// A bit of what was synced turns. Not in the last batch of the log, for nothing proves that it was synced (wal/README.md).
+// A bit of what was synced turns. Not in the last batch of the log, for nothing proves that it was synced
+// (wal/README.md).
 static void fault_flip(struct sim *s, void *arg, uint64_t number)
 {
     (void)arg;
@@ -303,7 +306,7 @@ static void fault_full(struct sim *s, void *arg, uint64_t number)
     sim_at(s, sim_range(s, 1, 2 * s->faults.full_every), fault_full, NULL, 0);
 }
 
-// ---- which of them ------------------------------------------------------------------------------------------------------------
+// ---- which of them ----------------------------------------------------------------------------------------
 
 static uint64_t maybe(struct sim *s, uint64_t one_in, uint64_t value)
 {

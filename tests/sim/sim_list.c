@@ -2,8 +2,8 @@
 // The built-in application of the simulator: a state machine that keeps a running hash of its history and a list of
 // entries it still needs, and clients that propose, read barriers and read such entries back.
 //
-// The hash makes any difference in history visible at once. The list makes live entries: they lie below snapshots and must
-// be found again with the same content, after any number of retirements, crashes and installs.
+// The hash makes any difference in history visible at once. The list makes live entries: they lie below
+// snapshots and must be found again with the same content, after any number of retirements, crashes and installs.
 #include "node/base/crc32c.h"
 #include "node/base/reader.h"
 #include "tests/sim/sim.h"
@@ -59,7 +59,7 @@ static struct list_state *state_of(struct sim *s)
     return s->app_state;
 }
 
-// ---- the state machine -----------------------------------------------------------------------------------------------
+// ---- the state machine ------------------------------------------------------------------------------------
 
 static void acked(struct machine *m, const struct entry *e)
 {
@@ -237,7 +237,7 @@ static void *machine_create(struct sim *s, struct sim_node *n, uint64_t group)
     return m;
 }
 
-// ---- clients ---------------------------------------------------------------------------------------------------------
+// ---- clients ----------------------------------------------------------------------------------------------
 
 // Any group of this application. There may be none.
 static uint32_t a_slot(struct sim *s)
@@ -320,7 +320,7 @@ static void client(struct sim *s, void *arg, uint64_t number)
     sim_at(s, sim_range(s, 1, 2 * x->interval), client, NULL, 0);
 }
 
-// ---- read barriers -----------------------------------------------------------------------------------------------------
+// ---- read barriers ----------------------------------------------------------------------------------------
 
 struct barrier {
     struct sim_node *node;
@@ -366,7 +366,7 @@ static void reader_tick(struct sim *s, void *arg, uint64_t number)
     sim_at(s, sim_range(s, 1, 100 * SIM_MS), reader_tick, NULL, 0);
 }
 
-// ---- live entries ------------------------------------------------------------------------------------------------------
+// ---- live entries -----------------------------------------------------------------------------------------
 
 struct look {
     struct glog_read read;
@@ -406,8 +406,8 @@ static void look_done(struct glog_read *r)
             look_check(k->node, k->group, &k->live, d.term, span_of(r->bytes.ptr + RECORD_HEADER_BYTES, d.len));
         }
     } else if (is_live && !k->node->is_flipped) {
-        sim_violation(s, "node %u group %llu: live entry %llu cannot be read: %s", k->node->id, (unsigned long long)k->group,
-                      (unsigned long long)k->index, rc_text(r->rc));
+        sim_violation(s, "node %u group %llu: live entry %llu cannot be read: %s", k->node->id,
+                      (unsigned long long)k->group, (unsigned long long)k->index, rc_text(r->rc));
     }
     buf_deinit(&r->bytes);
     free(k);
@@ -452,7 +452,7 @@ static void look_tick(struct sim *s, void *arg, uint64_t number)
     sim_at(s, sim_range(s, 1, 40 * SIM_MS), look_tick, NULL, 0);
 }
 
-// ---- a run -------------------------------------------------------------------------------------------------------------
+// ---- a run ------------------------------------------------------------------------------------------------
 
 static void list_start(struct sim *s)
 {
@@ -485,7 +485,8 @@ static const char *lacks(struct sim *s, uint32_t slot)
         memcpy(&term, g->terms.ptr + (at - 1) * 8, 8);
     }
     // None yet, or lost with its leader: another one.
-    if (at == 0 || (is_known && term != x->final_term[slot]) || (!is_known && (st.last < at || st.term > x->final_term[slot]))) {
+    if (at == 0 || (is_known && term != x->final_term[slot]) ||
+        (!is_known && (st.last < at || st.term > x->final_term[slot]))) {
         struct proposal p;
         x->final_index[slot] = 0;
         if (propose(s, slot, 32, &p)) {

@@ -57,16 +57,21 @@ static void quiet(void *ctx, enum log_level level, const char *line)
 static void print_report(const struct report *r, const uint64_t *trace)
 {
     const struct sim_counters *c = &r->counters;
-    printf("{\"seeds\":%llu,\"events\":%llu,\"commits\":%llu,\"elections\":%llu,\"crashes\":%llu,\"torn_writes\":%llu,"
-           "\"partitions\":%llu,\"violations\":%llu,\"wal_files\":%llu,\"snapshots\":%llu,\"installs\":%llu,\"cold_reads\":%llu,"
-           "\"member_changes\":%llu,\"wipes\":%llu,\"flips\":%llu,\"amnesiacs\":%llu,\"full_disks\":%llu,\"led_ms\":%llu,\"settle_ms\":%llu",
+    printf("{\"seeds\":%llu,\"events\":%llu,\"commits\":%llu,\"elections\":%llu,\"crashes\":%llu,\"torn_"
+           "writes\":%llu,"
+           "\"partitions\":%llu,\"violations\":%llu,\"wal_files\":%llu,\"snapshots\":%llu,\"installs\":%llu,"
+           "\"cold_reads\":%llu,"
+           "\"member_changes\":%llu,\"wipes\":%llu,\"flips\":%llu,\"amnesiacs\":%llu,\"full_disks\":%llu,"
+           "\"led_ms\":%llu,\"settle_ms\":%llu",
            (unsigned long long)r->seeds, (unsigned long long)c->events, (unsigned long long)c->commits,
-           (unsigned long long)c->elections, (unsigned long long)c->crashes, (unsigned long long)c->torn_writes,
-           (unsigned long long)c->partitions, (unsigned long long)c->violations, (unsigned long long)c->wal_files,
+           (unsigned long long)c->elections, (unsigned long long)c->crashes,
+           (unsigned long long)c->torn_writes, (unsigned long long)c->partitions,
+           (unsigned long long)c->violations, (unsigned long long)c->wal_files,
            (unsigned long long)c->snapshots_taken, (unsigned long long)c->snapshots_installed,
-           (unsigned long long)c->cold_reads, (unsigned long long)c->member_changes, (unsigned long long)c->wipes,
-           (unsigned long long)c->flips, (unsigned long long)c->amnesiacs, (unsigned long long)c->full_disks,
-           (unsigned long long)(c->led_ns / SIM_MS), (unsigned long long)(c->settle_ns / SIM_MS));
+           (unsigned long long)c->cold_reads, (unsigned long long)c->member_changes,
+           (unsigned long long)c->wipes, (unsigned long long)c->flips, (unsigned long long)c->amnesiacs,
+           (unsigned long long)c->full_disks, (unsigned long long)(c->led_ns / SIM_MS),
+           (unsigned long long)(c->settle_ns / SIM_MS));
     if (trace) {
         printf(",\"trace\":\"%016llx\"", (unsigned long long)*trace);
     }
@@ -93,7 +98,8 @@ static bool run_seed(uint64_t seed, bool is_verbose, uint64_t watched, struct re
     alarm(SEED_S_MAX);
     r->seeds++;
     const uint64_t start = cpu_ns();
-    const bool is_ok = sim_run(seed, &sim_full_app, is_verbose, watched, &r->counters, trace, violation, sizeof(violation));
+    const bool is_ok =
+        sim_run(seed, &sim_full_app, is_verbose, watched, &r->counters, trace, violation, sizeof(violation));
     r->cost_ns = cpu_ns() - start;
     if (!is_ok) {
         printf("seed %llu: %s\n", (unsigned long long)seed, violation);
@@ -121,8 +127,8 @@ static void send_report(int fd, const struct report *r)
     }
 }
 
-// A few seeds in a process of their own, so that an assertion costs no more than those, and no memory piles up. Reports go
-// down the pipe, which all share (a report is written whole).
+// A few seeds in a process of their own, so that an assertion costs no more than those, and no memory piles
+// up. Reports go down the pipe, which all share (a report is written whole).
 static void run_batch(uint64_t first, uint64_t seeds, uint64_t step, int fd)
 {
     static uint32_t stories;

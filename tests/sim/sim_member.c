@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Members of groups: what the metadata store would do, and what operators do.
 //
-// Healing: a member that lost its memory (its disk wiped or damaged) is replaced. Somebody new joins as a learner, is promoted
-// when level, and the lost one leaves; on a node that comes back under its old name the lost replica must leave first. A group
-// with too few voters gets one more, one with too many gives one up. One step at a time, asked of whoever leads; whatever
-// becomes of it is looked at afresh the next time.
+// Healing: a member that lost its memory (its disk wiped or damaged) is replaced. Somebody new joins as a
+// learner, is promoted when level, and the lost one leaves; on a node that comes back under its old name the
+// lost replica must leave first. A group with too few voters gets one more, one with too many gives one up.
+// One step at a time, asked of whoever leads; whatever becomes of it is looked at afresh the next time.
 // Churn: members come and go for no reason, the leader among them. One that has left is often not told for long: its
 // replica stays and must do no harm (P19).
 //
@@ -159,13 +159,14 @@ static void clean_up(struct sim *s, uint32_t slot)
     struct group *g = sim_leader(s, slot, &leader);
     struct sim_node *n = sim_any_node(s);
     struct consensus_status st;
-    if (!g || !n->is_up || n->is_paused || n->replicas[slot] == 0 || n->is_fresh[slot] || s->groups[slot].kind == SIM_META) {
+    if (!g || !n->is_up || n->is_paused || n->replicas[slot] == 0 || n->is_fresh[slot] ||
+        s->groups[slot].kind == SIM_META) {
         return;
     }
     group_status(g, &st);
     if (st.is_ready && st.config->index <= st.commit && !config_find_node(st.config, n->id)) {
-        sim_log(s, "node %u: group %llu: replica %llu is told that it left", n->id, (unsigned long long)s->groups[slot].id,
-                (unsigned long long)n->replicas[slot]);
+        sim_log(s, "node %u: group %llu: replica %llu is told that it left", n->id,
+                (unsigned long long)s->groups[slot].id, (unsigned long long)n->replicas[slot]);
         sim_node_drop_group(n, slot);
     }
 }

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // The metadata tree in the simulator: a store on every node, clients that change it, and a model of it.
 //
-// The model is a small tree of its own, fed with each command when it is committed; it knows each command's result and a
-// hash of all nodes after each index. Checked: every answer (code and index) is the model's, so conditions hold and of two
-// creators of one path one succeeds; a node's projection equals the model whenever a batch has been told, has passed an
-// answered command's index when the answer comes, and everything acknowledged anywhere when a fence passes that was asked for
-// later; the replicas' digests agree (sim_observe.c).
+// The model is a small tree of its own, fed with each command when it is committed; it knows each command's
+// result and a hash of all nodes after each index. Checked: every answer (code and index) is the model's, so
+// conditions hold and of two creators of one path one succeeds; a node's projection equals the model whenever
+// a batch has been told, has passed an answered command's index when the answer comes, and everything
+// acknowledged anywhere when a fence passes that was asked for later; the replicas' digests agree (sim_observe.c).
 #include "metastore/meta_fsm.h"
 #include "metastore/metastore_internal.h"
 #include "tests/sim/sim_apps.h"
@@ -67,7 +67,7 @@ static struct meta_state *meta_state(const struct sim *s)
     return s->meta_state;
 }
 
-// ---- a small tree --------------------------------------------------------------------------------------------------------
+// ---- a small tree -----------------------------------------------------------------------------------------
 
 static void copy_all(struct tree_copy *to, const struct tree_copy *from)
 {
@@ -139,7 +139,7 @@ static bool is_below(const char *path, const char *above)
     return strncmp(path, above, n) == 0 && path[n] == '/';
 }
 
-// ---- the model -------------------------------------------------------------------------------------------------------------
+// ---- the model --------------------------------------------------------------------------------------------
 
 static bool has_children(const struct tree_copy *t, const char *path)
 {
@@ -283,7 +283,7 @@ static void committed(struct sim *s, uint32_t slot, const struct entry *e)
     buf_u64(&x->hashes, x->model.hash);
 }
 
-// ---- a node's projection -----------------------------------------------------------------------------------------------------
+// ---- a node's projection ----------------------------------------------------------------------------------
 
 static void on_change(void *ctx, const struct meta_change *c)
 {
@@ -300,7 +300,8 @@ static void on_change(void *ctx, const struct meta_change *c)
         copy_remove(&m->tree, old);
     } else {
         if (c->is_created == (old != NULL)) {
-            sim_violation(n->sim, "node %u: %s is said to be %s", n->id, path, old ? "created again" : "changed and was not there");
+            sim_violation(n->sim, "node %u: %s is said to be %s", n->id, path,
+                          old ? "created again" : "changed and was not there");
         }
         copy_put(&m->tree, path, c->payload, c->version);
     }
@@ -319,7 +320,8 @@ static void compare(struct sim_node *n, uint64_t index)
     struct meta_state *x = meta_state(n->sim);
     uint64_t hash = 0;
     if (index * 8 > x->hashes.len) {
-        sim_violation(n->sim, "node %u: its projection is at %llu, nothing there is committed", n->id, (unsigned long long)index);
+        sim_violation(n->sim, "node %u: its projection is at %llu, nothing there is committed", n->id,
+                      (unsigned long long)index);
         return;
     }
     if (index > 0) {
@@ -330,8 +332,8 @@ static void compare(struct sim_node *n, uint64_t index)
                       (unsigned long long)index, m->tree.count);
     }
     if (index < m->index) {
-        sim_violation(n->sim, "node %u: its projection goes back from %llu to %llu", n->id, (unsigned long long)m->index,
-                      (unsigned long long)index);
+        sim_violation(n->sim, "node %u: its projection goes back from %llu to %llu", n->id,
+                      (unsigned long long)m->index, (unsigned long long)index);
     }
     m->index = index;
 }
@@ -372,9 +374,11 @@ void sim_meta_add(struct sim_node *n, uint32_t slot, const struct store_group *r
 {
     struct sim *s = n->sim;
     const struct sim_group *g = &s->groups[slot];
-    const bool is_first = recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1;
+    const bool is_first =
+        recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1;
     sim_observe_begin(n, &sim_parts(n)->observers, digest, committed);
-    const enum rc rc = metastore_start(sim_parts(n)->meta, n->host, n->replicas[slot], &g->initial, recovered, is_first);
+    const enum rc rc =
+        metastore_start(sim_parts(n)->meta, n->host, n->replicas[slot], &g->initial, recovered, is_first);
     sim_observe_end();
     if (rc != RC_OK) {
         sim_violation(s, "node %u: the metadata store does not start: %s", n->id, rc_text(rc));
@@ -391,7 +395,7 @@ void sim_meta_node_gone(struct sim_node *n)
     p->mirror = NULL;
 }
 
-// ---- clients -------------------------------------------------------------------------------------------------------------------
+// ---- clients ----------------------------------------------------------------------------------------------
 
 static struct meta_path path_of(char buffer[PATH_MAX_BYTES], const char *text)
 {
@@ -462,7 +466,8 @@ static void on_done(void *ctx, const struct meta_result *r)
     }
     const struct mirror *m = sim_parts(a->node)->mirror;
     if (a->is_final) {
-        sim_log(s, "node %u: the last command is answered %s at %llu", a->node->id, rc_text(r->rc), (unsigned long long)r->index);
+        sim_log(s, "node %u: the last command is answered %s at %llu", a->node->id, rc_text(r->rc),
+                (unsigned long long)r->index);
     }
     if (r->index == 0) {
         // Nothing is known of it: timed out, or there is no majority. It was valid, so nothing else may be said.
@@ -471,12 +476,12 @@ static void on_done(void *ctx, const struct meta_result *r)
         }
         x->unknown++;
     } else if (!known) {
-        sim_violation(s, "node %u: a command is answered %s at %llu and was never committed", a->node->id, rc_text(r->rc),
-                      (unsigned long long)r->index);
+        sim_violation(s, "node %u: a command is answered %s at %llu and was never committed", a->node->id,
+                      rc_text(r->rc), (unsigned long long)r->index);
     } else if (known->index != r->index || known->rc != r->rc || (r->rc != RC_OK && known->failed_op != r->failed_op)) {
-        sim_violation(s, "node %u: a command is answered %s (%u) at %llu, right is %s (%u) at %llu", a->node->id, rc_text(r->rc),
-                      r->failed_op, (unsigned long long)r->index, rc_text(known->rc), known->failed_op,
-                      (unsigned long long)known->index);
+        sim_violation(s, "node %u: a command is answered %s (%u) at %llu, right is %s (%u) at %llu",
+                      a->node->id, rc_text(r->rc), r->failed_op, (unsigned long long)r->index,
+                      rc_text(known->rc), known->failed_op, (unsigned long long)known->index);
     } else if (m->is_loaded && m->index < r->index) {
         sim_violation(s, "node %u: a command of %llu is answered, the projection is at %llu", a->node->id,
                       (unsigned long long)r->index, (unsigned long long)m->index);
@@ -499,8 +504,8 @@ static void on_fenced(void *ctx, const struct meta_result *r)
         meta_state(s)->fences++;
         meta_state(s)->is_final_fenced[a->node->id] |= a->is_final;
         if (m->is_loaded && m->index < a->acked) {
-            sim_violation(s, "node %u: a fence passes at %llu, %llu was acknowledged before it was asked for", a->node->id,
-                          (unsigned long long)m->index, (unsigned long long)a->acked);
+            sim_violation(s, "node %u: a fence passes at %llu, %llu was acknowledged before it was asked for",
+                          a->node->id, (unsigned long long)m->index, (unsigned long long)a->acked);
         }
     }
     free(a);
@@ -570,7 +575,7 @@ void sim_meta_start(struct sim *s)
     sim_at(s, 0, client, NULL, 0);
 }
 
-// ---- the end ---------------------------------------------------------------------------------------------------------------------
+// ---- the end ----------------------------------------------------------------------------------------------
 
 // Every node takes a last command and a last fence, and then all show the same.
 bool sim_meta_is_settled(struct sim *s)
@@ -595,8 +600,8 @@ bool sim_meta_is_settled(struct sim *s)
         }
         const struct mirror *m = sim_parts(n)->mirror;
         if (!x->is_final_done[n->id] || !x->is_final_fenced[n->id] || !m->is_loaded || m->index != g->committed) {
-            sim_log(s, "node %u: last command %d, last fence %d, its projection is at %llu", n->id, x->is_final_done[n->id],
-                    x->is_final_fenced[n->id], (unsigned long long)m->index);
+            sim_log(s, "node %u: last command %d, last fence %d, its projection is at %llu", n->id,
+                    x->is_final_done[n->id], x->is_final_fenced[n->id], (unsigned long long)m->index);
             return false;
         }
     }
@@ -617,8 +622,9 @@ void sim_meta_finish(struct sim *s)
             sim_violation(s, "node %u: rows of the metadata tree do not fit together", n->id);
         }
     }
-    sim_log(s, "metadata: %llu done, %llu refused, %llu unknown, %llu fences, %u nodes", (unsigned long long)x->successes,
-            (unsigned long long)x->failures, (unsigned long long)x->unknown, (unsigned long long)x->fences, x->model.count);
+    sim_log(s, "metadata: %llu done, %llu refused, %llu unknown, %llu fences, %u nodes",
+            (unsigned long long)x->successes, (unsigned long long)x->failures, (unsigned long long)x->unknown,
+            (unsigned long long)x->fences, x->model.count);
 }
 
 void sim_meta_free(struct sim *s)

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The simulated net: lanes between nodes, partitions, and the failure detector's verdicts.
 //
-// A lane from A to B keeps its order; lanes overtake each other. A frame may break its lane: it and what is behind it is
-// lost, and A gets `reset` when the lane is up again. A cut direction swallows frames (the sender's kernel would hold them)
-// and breaks the lanes; at the end of the cut they are reset. What a process had sent before it died may still arrive.
+// A lane from A to B keeps its order; lanes overtake each other. A frame may break its lane: it and what is
+// behind it is lost, and A gets `reset` when the lane is up again. A cut direction swallows frames (the
+// sender's kernel would hold them) and breaks the lanes; at the end of the cut they are reset. What a process
+// had sent before it died may still arrive.
 //
 // Verdicts (decision 7): A takes B for alive while frames pass both ways (a beat's echo); dead soon after B's process
-// ended if its host still answers, or when B is back under a higher incarnation; else suspect after a second of silence.
+// ended if its host still answers, or when B is back under a higher incarnation; else suspect after a second
+// of silence.
 #include "node/base/crc32c.h"
 #include "tests/sim/sim.h"
 #include <assert.h>
@@ -57,7 +59,7 @@ static struct sim_node *node_of(struct sim *s, uint32_t id)
     return &s->nodes[id - 1];
 }
 
-// ---- sending ---------------------------------------------------------------------------------------------------------
+// ---- sending ----------------------------------------------------------------------------------------------
 
 static void lane_reset_event(struct sim *s, void *arg, uint64_t n)
 {
@@ -118,8 +120,9 @@ static void arrive(struct sim *s, void *arg, uint64_t n)
     }
     // Who is told that a process is gone has read, or lost, all it had sent.
     const struct sim_link *back = link_of(s, p->to, p->from);
-    const bool is_ghost = back->is_known && (p->from_incarnation < back->incarnation_seen ||
-                                             (p->from_incarnation == back->incarnation_seen && back->verdict == NODE_DEAD));
+    const bool is_ghost =
+        back->is_known && (p->from_incarnation < back->incarnation_seen ||
+                           (p->from_incarnation == back->incarnation_seen && back->verdict == NODE_DEAD));
     if (x->epoch == p->epoch && !l->is_cut && to->is_up && to->incarnation == p->to_incarnation && !is_ghost) {
         struct frame f;
         size_t size;
@@ -217,7 +220,7 @@ static bool net_is_connected(struct net *n, uint32_t node, enum net_lane lane)
            link_of(from->sim, from->id, node)->lanes[lane].is_connected;
 }
 
-// ---- verdicts --------------------------------------------------------------------------------------------------------
+// ---- verdicts ---------------------------------------------------------------------------------------------
 
 static bool hears(struct sim *s, uint32_t a, uint32_t b)
 {
@@ -303,7 +306,8 @@ static void review(struct sim *s, uint32_t a, uint32_t b)
         if (!l->is_known || l->verdict != NODE_ALIVE || is_new || !is_whole) {
             sim_at(s, sim_range(s, 2 * SIM_MS, 60 * SIM_MS), verdict_up, l, l->generation);
         }
-    } else if ((l->is_known && l->verdict == NODE_ALIVE) || (node_of(s, b)->is_gone && !(l->is_known && l->verdict == NODE_DEAD))) {
+    } else if ((l->is_known && l->verdict == NODE_ALIVE) ||
+               (node_of(s, b)->is_gone && !(l->is_known && l->verdict == NODE_DEAD))) {
         // Who answers in the place of a wiped node is another one (decision 7); also to those who never met it.
         l->incarnation_seen = l->incarnation_seen ? l->incarnation_seen : node_of(s, b)->incarnation;
         l->is_refused = !node_of(s, b)->is_up && (l->is_refused || node_of(s, b)->is_gone) && !l->is_cut;

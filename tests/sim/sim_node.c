@@ -2,21 +2,22 @@
 // Nodes and their life, the WAL's and the cold thread's drivers.
 //
 // A node's parts run as events: its worker's turn, the WAL's write and sync (which take their time), cold jobs, their
-// completions. A crash drops the events of that life; its disk keeps, tears or loses what was not synced. A disk can also
-// stop in the middle of a write or a cold job: the event in which that happens is the node's last.
+// completions. A crash drops the events of that life; its disk keeps, tears or loses what was not synced. A
+// disk can also stop in the middle of a write or a cold job: the event in which that happens is the node's last.
 #include "consensus/wal/internal.h"
 #include "tests/sim/sim.h"
 #include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-// ---- the worker's turn ---------------------------------------------------------------------------------------------------
+// ---- the worker's turn ------------------------------------------------------------------------------------
 
 // A node ends when its disk fails, not when that is full.
 static void check_failed(struct sim_node *n)
 {
     if (!sim_disk_is_faulty(n->disk)) {
-        sim_violation(n->sim, "node %u: ends itself, its disk has not failed%s", n->id, n->is_full ? " (it is full)" : "");
+        sim_violation(n->sim, "node %u: ends itself, its disk has not failed%s", n->id,
+                      n->is_full ? " (it is full)" : "");
     }
 }
 
@@ -51,7 +52,7 @@ void sim_node_wake(struct sim_node *n, uint64_t delay)
     }
 }
 
-// ---- WAL -----------------------------------------------------------------------------------------------------------------
+// ---- WAL --------------------------------------------------------------------------------------------------
 
 static void wal_pump(struct sim_node *n);
 
@@ -175,7 +176,7 @@ static void wal_retired_hook(void *ctx, uint64_t seq)
     sim_node_at(n, sim_range(n->sim, SIM_US, SIM_MS), retire, n, seq, NULL);
 }
 
-// ---- cold jobs -------------------------------------------------------------------------------------------------------------
+// ---- cold jobs --------------------------------------------------------------------------------------------
 
 static void cold_next(struct sim_node *n);
 
@@ -218,7 +219,7 @@ static void cold_submit(struct exec *e, struct job *j)
     cold_next(x->node);
 }
 
-// ---- a node's life ---------------------------------------------------------------------------------------------------------
+// ---- a node's life ----------------------------------------------------------------------------------------
 
 struct found {
     struct sim_node *node;
@@ -324,7 +325,8 @@ void sim_node_add_group(struct sim_node *n, uint32_t slot, const struct store_gr
         .recovered = recovered,
         .fsm = s->app->fsm,
         .fsm_ctx = n->machines[slot],
-        .campaign_at_once = recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1,
+        .campaign_at_once =
+            recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1,
     };
     const enum rc rc = host_group_add(n->host, &spec, &n->groups[slot]);
     if (rc != RC_OK) {
@@ -332,7 +334,8 @@ void sim_node_add_group(struct sim_node *n, uint32_t slot, const struct store_gr
     }
 }
 
-// What the disk holds of a replica that left, or whose memory was damaged and who has a successor here, is deleted first.
+// What the disk holds of a replica that left, or whose memory was damaged and who has a successor here, is
+// deleted first.
 static void node_groups(struct sim_node *n, struct found *found)
 {
     struct sim *s = n->sim;
@@ -498,7 +501,7 @@ void sim_node_crash(struct sim_node *n, bool is_power)
     sim_restart_soon(n);
 }
 
-// ---- wrong bits ------------------------------------------------------------------------------------------------------------
+// ---- wrong bits -------------------------------------------------------------------------------------------
 
 // Once a replica that finds damage while it runs says so and leaves the lead (store_hooks.damaged).
 enum { SIM_FLIPS_SEGMENTS = 1 };

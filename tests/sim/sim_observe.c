@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Observed state machines (sim_observe.h).
 //
-// The chain is a running hash of what was applied, so that two histories differ visibly. A machine does not carry it in its
-// snapshots; after a restore it is that of the history everybody agrees on, and the state itself is compared by its digest:
-// after every DIGEST_EVERY-th entry, when a snapshot is begun, and when one was restored.
+// The chain is a running hash of what was applied, so that two histories differ visibly. A machine does not
+// carry it in its snapshots; after a restore it is that of the history everybody agrees on, and the state
+// itself is compared by its digest: after every DIGEST_EVERY-th entry, when a snapshot is begun, and when one
+// was restored.
 #include "node/base/crc32c.h"
 #include "tests/sim/sim_observe.h"
 #include <assert.h>
@@ -46,8 +47,9 @@ static void note(struct sim_observer *o, const struct entry *e)
     struct sim *s = o->node->sim;
     struct sim_group *g = sim_group_of(s, o->group);
     if (e->index != o->index + 1 || e->group != o->group) {
-        sim_violation(s, "node %u group %llu: told to apply %llu behind %llu", o->node->id, (unsigned long long)o->group,
-                      (unsigned long long)e->index, (unsigned long long)o->index);
+        sim_violation(s, "node %u group %llu: told to apply %llu behind %llu", o->node->id,
+                      (unsigned long long)o->group, (unsigned long long)e->index,
+                      (unsigned long long)o->index);
         return;
     }
     const uint32_t crc = crc32c(0, e->payload.ptr, e->payload.len);
@@ -137,8 +139,8 @@ static enum rc restore_end(void *ctx, uint64_t index)
     struct sim_group *g = sim_group_of(s, o->group);
     const enum rc rc = o->real->restore_end(o->ctx, index);
     if (rc != RC_OK) {
-        sim_violation(s, "node %u group %llu: a snapshot of %llu is refused: %s", o->node->id, (unsigned long long)o->group,
-                      (unsigned long long)index, rc_text(rc));
+        sim_violation(s, "node %u group %llu: a snapshot of %llu is refused: %s", o->node->id,
+                      (unsigned long long)o->group, (unsigned long long)index, rc_text(rc));
     } else if (index > g->committed) {
         sim_violation(s, "node %u group %llu: a snapshot of %llu, committed is %llu", o->node->id,
                       (unsigned long long)o->group, (unsigned long long)index, (unsigned long long)g->committed);
@@ -158,7 +160,8 @@ static uint64_t size_estimate(void *ctx)
     return o->node->sim->seed % 2 == 0 ? bytes : bytes / 32;  // Every other seed: snapshots more often than they pay.
 }
 
-void sim_observe_begin(struct sim_node *n, struct list *observers, uint64_t (*digest)(const struct sim_observer *, uint64_t *),
+void sim_observe_begin(struct sim_node *n, struct list *observers,
+                       uint64_t (*digest)(const struct sim_observer *, uint64_t *),
                        void (*committed)(struct sim *, uint32_t, const struct entry *))
 {
     next.node = n;

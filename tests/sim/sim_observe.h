@@ -22,7 +22,8 @@ struct sim_observer {
 };
 
 // The next host_group_add is observed. `observers` is the node's list of them.
-void sim_observe_begin(struct sim_node *n, struct list *observers, uint64_t (*digest)(const struct sim_observer *, uint64_t *),
+void sim_observe_begin(struct sim_node *n, struct list *observers,
+                       uint64_t (*digest)(const struct sim_observer *, uint64_t *),
                        void (*committed)(struct sim *, uint32_t, const struct entry *));
 void sim_observe_end(void);
 void sim_observe_free(struct list *observers);  // After the host has gone.

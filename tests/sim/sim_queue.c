@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues in the simulator: a queue service per node, the real state machine in each group, and the books of what must hold.
+// Queues in the simulator: a queue service per node, the real state machine in each group, and the books of
+// what must hold.
 //
-// At the end of a run every queue is drained: each confirmed message must have been taken by somebody who acknowledged or
-// discarded it; then all channels close, and nothing may be left: no message, no session, and one state on all replicas.
+// At the end of a run every queue is drained: each confirmed message must have been taken by somebody who
+// acknowledged or discarded it; then all channels close, and nothing may be left: no message, no session, and
+// one state on all replicas.
 #include "tests/sim/sim_apps.h"
 #include "tests/sim/sim_queue.h"
 #include <assert.h>
@@ -67,7 +69,8 @@ void sim_queue_add(struct sim_node *n, uint32_t slot, const struct store_group *
         .replica_id = n->replicas[slot],
         .recovered = recovered,
         .settings = queue_state(s)->books[slot]->settings,
-        .campaign_at_once = recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1,
+        .campaign_at_once =
+            recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1,
     };
     sim_observe_begin(n, &sim_parts(n)->observers, digest, sim_queue_committed);
     const enum rc rc = queue_replica_add(sim_parts(n)->queues, &spec);
@@ -138,7 +141,7 @@ void sim_queue_start(struct sim *s)
     }
 }
 
-// ---- the end ---------------------------------------------------------------------------------------------------------
+// ---- the end ----------------------------------------------------------------------------------------------
 
 static struct queue_replica *leader_of(struct sim *s, uint32_t slot)
 {
@@ -180,16 +183,19 @@ static void tell_holders(struct sim *s, const struct queue_replica *r)
         const struct sim_node *n = &s->nodes[id.node - 1];
         const struct queue_session *q = n->is_up ? map_get(&sim_parts(n)->queues->sessions, id.counter) : NULL;
         const struct queue_client_consumer *k = q ? map_get(&q->consumers, c->id) : NULL;
-        sim_log(s, "  consumer %u of session %llu of node %u (%llu) holds %u up to %llu, cancelled %d; server %d cursor %llu sent %llu",
+        sim_log(s,
+                "  consumer %u of session %llu of node %u (%llu) holds %u up to %llu, cancelled %d; server "
+                "%d cursor %llu sent %llu",
                 c->id, (unsigned long long)id.counter, id.node, (unsigned long long)id.incarnation, c->held,
-                (unsigned long long)c->next_number - 1, c->is_cancelled, at != NULL, at ? (unsigned long long)at->cursor : 0,
-                at ? (unsigned long long)(at->sent - at->taken) : 0);
+                (unsigned long long)c->next_number - 1, c->is_cancelled, at != NULL,
+                at ? (unsigned long long)at->cursor : 0, at ? (unsigned long long)(at->sent - at->taken) : 0);
         const struct channel *o = q ? q->ctx : NULL;
-        sim_log(s, "  channel %u: ended %d broken %d, holds %u", o ? o->number : 0, o ? o->is_ended : 0, o ? o->is_broken : 0,
-                o ? (unsigned)(o->held.len / sizeof(struct held)) : 0);
-        sim_log(s, "  client: state %d closing %d, consumer %d, last %llu, ready %d, cancelling %d, pending %u",
-                q ? (int)q->state : -1, q ? q->is_closing : 0, k != NULL, k ? (unsigned long long)k->last : 0, k ? k->is_ready : 0,
-                k ? k->is_cancelling : 0, q ? q->pending[1].count : 0);
+        sim_log(s, "  channel %u: ended %d broken %d, holds %u", o ? o->number : 0, o ? o->is_ended : 0,
+                o ? o->is_broken : 0, o ? (unsigned)(o->held.len / sizeof(struct held)) : 0);
+        sim_log(s,
+                "  client: state %d closing %d, consumer %d, last %llu, ready %d, cancelling %d, pending %u",
+                q ? (int)q->state : -1, q ? q->is_closing : 0, k != NULL, k ? (unsigned long long)k->last : 0,
+                k ? k->is_ready : 0, k ? k->is_cancelling : 0, q ? q->pending[1].count : 0);
     }
 }
 
@@ -209,13 +215,16 @@ static void check_lost(struct sim *s, const struct book *b)
 {
     const struct queue_replica *r = leader_of(s, b->slot);
     const struct sim_group *g = &s->groups[b->slot];
-    if (!r || queue_replica_state(r)->ready_count > 0 || queue_replica_state(r)->unacked_count > 0 || r->applied < g->committed) {
+    if (!r || queue_replica_state(r)->ready_count > 0 || queue_replica_state(r)->unacked_count > 0 ||
+        r->applied < g->committed) {
         return;
     }
     for (uint32_t i = 0; i < b->count; i++) {
         const struct message *m = &b->messages[i];
         if (m->is_confirmed && !m->is_rejected && !m->is_purged && !m->settler) {
-            sim_violation(s, "queue %llu: message %u (entry %llu) was confirmed and is lost (delivered %u times, never settled)",
+            sim_violation(s,
+                          "queue %llu: message %u (entry %llu) was confirmed and is lost (delivered %u "
+                          "times, never settled)",
                           (unsigned long long)g->id, i + 1, (unsigned long long)m->index, m->deliveries);
             return;
         }
@@ -250,17 +259,20 @@ static void tell_left(struct sim *s, uint32_t slot, const struct queue_fsm_sessi
 {
     const struct sim_node *n = &s->nodes[f->id.node - 1];
     const struct queue_session *q = n->is_up ? map_get(&sim_parts(n)->queues->sessions, f->id.counter) : NULL;
-    sim_log(s, "queue %llu: session %llu of node %u (%llu) is left, applied %llu and %llu", (unsigned long long)s->groups[slot].id,
-            (unsigned long long)f->id.counter, f->id.node, (unsigned long long)f->id.incarnation,
-            (unsigned long long)f->seq[0], (unsigned long long)f->seq[1]);
+    sim_log(s, "queue %llu: session %llu of node %u (%llu) is left, applied %llu and %llu",
+            (unsigned long long)s->groups[slot].id, (unsigned long long)f->id.counter, f->id.node,
+            (unsigned long long)f->id.incarnation, (unsigned long long)f->seq[0],
+            (unsigned long long)f->seq[1]);
     if (q && queue_session_id_equal(q->id, f->id)) {
         sim_log(s,
-                "  its client: state %d, attach %u, place %u, closing %d, end sent %d, pending %u and %u, sent %llu and %llu, "
-                "applied %llu and %llu, needs query %d, dirty %d, service wants turn at %llu, check at %llu",
-                q->state, q->attach, q->place.node, q->is_closing, q->is_end_sent, q->pending[0].count, q->pending[1].count,
-                (unsigned long long)q->sent[0], (unsigned long long)q->sent[1], (unsigned long long)q->applied[0],
-                (unsigned long long)q->applied[1], q->needs_query, !list_is_empty(&q->dirty),
-                (unsigned long long)queue_service_next(q->service), (unsigned long long)q->service->check_at);
+                "  its client: state %d, attach %u, place %u, closing %d, end sent %d, pending %u and %u, "
+                "sent %llu and %llu, applied %llu and %llu, needs query %d, dirty %d, service wants turn at "
+                "%llu, check at %llu",
+                q->state, q->attach, q->place.node, q->is_closing, q->is_end_sent, q->pending[0].count,
+                q->pending[1].count, (unsigned long long)q->sent[0], (unsigned long long)q->sent[1],
+                (unsigned long long)q->applied[0], (unsigned long long)q->applied[1], q->needs_query,
+                !list_is_empty(&q->dirty), (unsigned long long)queue_service_next(q->service),
+                (unsigned long long)q->service->check_at);
     } else {
         sim_log(s, "  its client: none");
     }
@@ -277,7 +289,9 @@ static struct sim_observer *member_observer(struct sim *s, uint32_t slot, uint32
     }
     group_status(g, &st);
     const struct member *m = config_find_node(st.config, n->id);
-    return m && m->replica_id == n->replicas[slot] ? sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id) : NULL;
+    return m && m->replica_id == n->replicas[slot]
+               ? sim_observe_find(&sim_parts(n)->observers, s->groups[slot].id)
+               : NULL;
 }
 
 static bool is_at_rest(struct sim *s, uint32_t slot)
@@ -349,7 +363,8 @@ void sim_queue_finish(struct sim *s)
     for (uint32_t i = 0; i < x->channels_count; i++) {
         const struct channel *c = x->channels[i];
         if (c->is_ended && !c->is_broken) {
-            sim_violation(s, "channel %u on node %u was ended, its node was never declared down", c->number, c->node->id);
+            sim_violation(s, "channel %u on node %u was ended, its node was never declared down", c->number,
+                          c->node->id);
         }
     }
     for (uint32_t i = 0; i < s->nodes_count; i++) {

@@ -50,7 +50,8 @@ struct channel {
     uint32_t number;
     struct queue_session *session;  // NULL: closed or dead.
     bool is_publisher, is_consumer, is_getter;
-    bool is_broken;         // Its node died, or was declared down: what it held has gone back, what it said may be lost.
+    bool is_broken;         // Its node died, or was declared down: what it held has gone back, what it said
+                            // may be lost.
     bool is_open;           // Its session's open was committed.
     bool is_closed, is_ended;
     bool is_paused;

@@ -2,9 +2,10 @@
 // Channels: simulated clients of queues, and the checks at their edge.
 //
 // Checked: a confirm names a message that is committed and on a majority's disks; nothing is delivered that was not
-// published, or was rejected; content arrives as it was sent; a delivery is a repeat only with a higher acquired count, never
-// while another channel holds the message, never after an acknowledgement that counts; first deliveries to one consumer keep
-// each publisher's order; delivery numbers have no holes; a session ends only if its node died or was declared down.
+// published, or was rejected; content arrives as it was sent; a delivery is a repeat only with a higher
+// acquired count, never while another channel holds the message, never after an acknowledgement that counts;
+// first deliveries to one consumer keep each publisher's order; delivery numbers have no holes; a session
+// ends only if its node died or was declared down.
 #include "tests/sim/sim_queue.h"
 #include <assert.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@ static struct message *message_of(struct book *b, uint32_t id)
     return id >= 1 && id <= b->count ? &b->messages[id - 1] : NULL;
 }
 
-// ---- publishing --------------------------------------------------------------------------------------------------------
+// ---- publishing -------------------------------------------------------------------------------------------
 
 static void encode_header(uint32_t id, uint8_t out[6])
 {
@@ -65,7 +66,8 @@ static void publish(struct channel *c)
     }
 }
 
-static void on_settled(void *ctx, struct queue_session *q, uint64_t through, const uint64_t *rejected, uint32_t rejected_count)
+static void on_settled(void *ctx, struct queue_session *q, uint64_t through, const uint64_t *rejected,
+                       uint32_t rejected_count)
 {
     struct channel *c = ctx;
     struct sim *s = c->node->sim;
@@ -75,7 +77,8 @@ static void on_settled(void *ctx, struct queue_session *q, uint64_t through, con
     (void)q;
     if (through > c->published.len / 4 || through <= c->settled) {
         sim_violation(s, "channel %u: told of publishes up to %llu behind %llu, there are %llu", c->number,
-                      (unsigned long long)through, (unsigned long long)c->settled, (unsigned long long)c->published.len / 4);
+                      (unsigned long long)through, (unsigned long long)c->settled,
+                      (unsigned long long)c->published.len / 4);
         return;
     }
     while (c->settled < through) {
@@ -86,8 +89,10 @@ static void on_settled(void *ctx, struct queue_session *q, uint64_t through, con
         const bool is_rejected = at < rejected_count && rejected[at] == c->settled;
         at += is_rejected;
         if (m->index == 0) {
-            sim_violation(s, "channel %u: publish %llu (message %u of queue %llu) has an outcome and was never committed", c->number,
-                          (unsigned long long)c->settled, id, (unsigned long long)g->id);
+            sim_violation(
+                s,
+                "channel %u: publish %llu (message %u of queue %llu) has an outcome and was never committed",
+                c->number, (unsigned long long)c->settled, id, (unsigned long long)g->id);
             return;
         }
         m->is_rejected = is_rejected;
@@ -107,7 +112,7 @@ static void on_settled(void *ctx, struct queue_session *q, uint64_t through, con
     sim_check_acked(s, g->id, index, term);
 }
 
-// ---- deliveries ----------------------------------------------------------------------------------------------------------
+// ---- deliveries -------------------------------------------------------------------------------------------
 
 static bool check_content(const struct channel *c, const struct queue_message *m, uint32_t *id)
 {
@@ -157,8 +162,8 @@ static void check_delivery(struct channel *c, struct sim_consumer *k, uint32_t i
     }
     if (wrong) {
         sim_violation(s,
-                      "channel %u on node %u, consumer %u, queue %llu: message %u (entry %llu) %s (number %llu behind %llu, "
-                      "acquired %u, before %u, deliveries %u, owner %u, settler %u)",
+                      "channel %u on node %u, consumer %u, queue %llu: message %u (entry %llu) %s (number "
+                      "%llu behind %llu, acquired %u, before %u, deliveries %u, owner %u, settler %u)",
                       c->number, c->node->id, k->id, (unsigned long long)s->groups[c->book->slot].id, id,
                       (unsigned long long)x->index, wrong, (unsigned long long)m->number, (unsigned long long)k->last,
                       m->acquired_count, x->acquired, x->deliveries, x->owner ? x->owner->number : 0,
@@ -229,7 +234,8 @@ static void on_consume_done(void *ctx, struct queue_session *q, uint32_t consume
     struct sim_consumer *k = consumer_of(c, consumer);
     (void)q;
     if (!k || k->is_ready || rc != RC_OK) {
-        sim_violation(c->node->sim, "channel %u: consume of %u answered out of turn (%s)", c->number, consumer, rc_text(rc));
+        sim_violation(c->node->sim, "channel %u: consume of %u answered out of turn (%s)", c->number,
+                      consumer, rc_text(rc));
         return;
     }
     k->is_ready = true;
@@ -248,14 +254,15 @@ static void on_cancel_done(void *ctx, struct queue_session *q, uint32_t consumer
     *k = (struct sim_consumer){.id = UINT32_MAX};
 }
 
-static void on_get_done(void *ctx, struct queue_session *q, uint64_t token, enum rc rc, const struct queue_message *m, uint64_t ready)
+static void on_get_done(void *ctx, struct queue_session *q, uint64_t token, enum rc rc,
+                        const struct queue_message *m, uint64_t ready)
 {
     struct channel *c = ctx;
     (void)q;
     (void)ready;
     if (token != c->tokens_answered + 1 || rc != RC_OK) {
-        sim_violation(c->node->sim, "channel %u: get %llu answered behind %llu (%s)", c->number, (unsigned long long)token,
-                      (unsigned long long)c->tokens_answered, rc_text(rc));
+        sim_violation(c->node->sim, "channel %u: get %llu answered behind %llu (%s)", c->number,
+                      (unsigned long long)token, (unsigned long long)c->tokens_answered, rc_text(rc));
     }
     c->tokens_answered = token;
     if (m) {
@@ -290,7 +297,8 @@ static void on_ended(void *ctx, struct queue_session *q, bool is_deleted)
     (void)q;
     sim_log(c->node->sim, "channel %u: ended", c->number);
     if (is_deleted || c->is_ended || !c->is_broken) {
-        sim_violation(c->node->sim, "channel %u on node %u: its session ended, its node was not declared down%s", c->number,
+        sim_violation(c->node->sim,
+                      "channel %u on node %u: its session ended, its node was not declared down%s", c->number,
                       c->node->id, is_deleted ? " (deleted)" : "");
     }
     c->is_ended = true;
@@ -302,7 +310,7 @@ static void on_writable(void *ctx, struct queue_session *q)
     (void)q;
 }
 
-// ---- what was committed ---------------------------------------------------------------------------------------------------
+// ---- what was committed -----------------------------------------------------------------------------------
 
 static void node_declared_down(struct sim *s, uint32_t slot, uint32_t node, uint64_t incarnation)
 {
@@ -336,7 +344,8 @@ void sim_queue_committed(struct sim *s, uint32_t slot, const struct entry *e)
         return;
     }
     if (queue_command_decode(e->payload, &c) != RC_OK) {
-        sim_violation(s, "queue %llu: entry %llu is no command", (unsigned long long)e->group, (unsigned long long)e->index);
+        sim_violation(s, "queue %llu: entry %llu is no command", (unsigned long long)e->group,
+                      (unsigned long long)e->index);
         return;
     }
     if (c.fixed.kind == QUEUE_COMMAND_ENQUEUE) {
@@ -356,8 +365,8 @@ void sim_queue_committed(struct sim *s, uint32_t slot, const struct entry *e)
     } else if (c.fixed.kind == QUEUE_COMMAND_OPEN) {
         session_opened(s, slot, c.session);
     } else if (c.fixed.kind == QUEUE_COMMAND_NODE_DOWN) {
-        sim_log(s, "queue %llu: node %u (incarnation %llu) is declared down", (unsigned long long)e->group, c.node_down.node,
-                (unsigned long long)c.node_down.incarnation);
+        sim_log(s, "queue %llu: node %u (incarnation %llu) is declared down", (unsigned long long)e->group,
+                c.node_down.node, (unsigned long long)c.node_down.incarnation);
         node_declared_down(s, slot, c.node_down.node, c.node_down.incarnation);
     } else if (c.fixed.kind == QUEUE_COMMAND_PURGE) {
         for (uint32_t i = 0; i < b->count; i++) {
@@ -366,7 +375,7 @@ void sim_queue_committed(struct sim *s, uint32_t slot, const struct entry *e)
     }
 }
 
-// ---- a channel's life ------------------------------------------------------------------------------------------------------
+// ---- a channel's life -------------------------------------------------------------------------------------
 
 static void settle_some(struct channel *c)
 {
@@ -557,7 +566,8 @@ struct channel *sim_channel_open(struct sim *s, struct sim_node *n, struct book 
     map_init_u64(&c->consumers[0].fifo);
     const struct queue_target t = sim_queue_target(s, b->slot);
     c->session = queue_session_open(sim_queue_service(n), &t, &callbacks, c);
-    sim_log(s, "channel %u: opened on node %u for queue %llu", c->number, n->id, (unsigned long long)s->groups[b->slot].id);
+    sim_log(s, "channel %u: opened on node %u for queue %llu", c->number, n->id,
+            (unsigned long long)s->groups[b->slot].id);
     sim_node_at(n, sim_range(s, 1, SIM_MS), tick, c, 0, NULL);
     return c;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What led to a violation, in short: the seed is run again in a process of its own that tells everything, and of what it
-// tells the last lines are kept that concern the group in question, or no group at all (nodes, links, disks).
+// What led to a violation, in short: the seed is run again in a process of its own that tells everything, and
+// of what it tells the last lines are kept that concern the group in question, or no group at all (nodes,
+// links, disks).
 #include "tests/sim/sim_story.h"
 #include "node/base/buf.h"
 #include "node/base/mem.h"

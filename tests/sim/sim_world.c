@@ -10,7 +10,7 @@ enum { LOAD_EVENTS_MAX = 90000 };
 #define LED_MAX (10 * SIM_S)
 #define REST_MAX (60 * SIM_S)
 
-// ---- events ------------------------------------------------------------------------------------------------------------
+// ---- events -----------------------------------------------------------------------------------------------
 
 // The heap holds keys, four children each; the events themselves stay where they are.
 static bool is_before(const struct sim_key *a, const struct sim_key *b)
@@ -72,8 +72,8 @@ static struct sim_event event_pop(struct sim *s)
     return s->events[first.slot];
 }
 
-void sim_at_owned(struct sim *s, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg, uint64_t n,
-                  void (*drop)(void *arg))
+void sim_at_owned(struct sim *s, uint64_t delay, void (*fn)(struct sim *s, void *arg, uint64_t n), void *arg,
+                  uint64_t n, void (*drop)(void *arg))
 {
     event_push(s, (struct sim_event){.at = s->now + delay, .fn = fn, .arg = arg, .n = n, .drop = drop});
 }
@@ -170,7 +170,7 @@ void sim_run_until(struct sim *s, uint64_t at)
     }
 }
 
-// ---- a run -----------------------------------------------------------------------------------------------------------------
+// ---- a run ------------------------------------------------------------------------------------------------
 
 static void draw_groups(struct sim *s)
 {
@@ -295,8 +295,8 @@ static void show_groups(struct sim *s)
                 struct consensus_status st;
                 group_status(s->nodes[k].groups[i], &st);
                 sim_log(s,
-                        "group %llu (committed %llu) node %u: role %d term %llu leader node %u, first %llu last %llu durable "
-                        "%llu commit %llu applied %llu cold %d wal %d",
+                        "group %llu (committed %llu) node %u: role %d term %llu leader node %u, first %llu "
+                        "last %llu durable %llu commit %llu applied %llu cold %d wal %d",
                         (unsigned long long)s->groups[i].id, (unsigned long long)s->groups[i].committed, k + 1, st.role,
                         (unsigned long long)st.term, st.leader_node, (unsigned long long)st.first,
                         (unsigned long long)st.last, (unsigned long long)st.durable, (unsigned long long)st.commit,
@@ -323,8 +323,8 @@ static bool all_are_led(struct sim *s)
     return true;
 }
 
-// All faults end; whoever is down comes back. Every group must have a leader that commits within LED_MAX, and everything come to
-// rest (members replaced and level, every request answered, queues drained) within REST_MAX.
+// All faults end; whoever is down comes back. Every group must have a leader that commits within LED_MAX, and
+// everything come to rest (members replaced and level, every request answered, queues drained) within REST_MAX.
 static void calm_down(struct sim *s)
 {
     s->is_calm = true;

@@ -230,7 +230,8 @@ void connection_open(struct connection *c)
 
 void connection_close(struct connection *c)
 {
-    amqp_send_connection_close(&c->out, 0, &(struct amqp_connection_close){.reply_code = 200, .reply_text = span_str("done")});
+    amqp_send_connection_close(
+        &c->out, 0, &(struct amqp_connection_close){.reply_code = 200, .reply_text = span_str("done")});
 }
 
 void connection_deinit(struct connection *c)

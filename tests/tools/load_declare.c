@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What warren-load's declarers do: `declare` queues named QUEUE-0, QUEUE-1, ... are declared (or looked at, by a passive
-// declare, which the queue's leader has to answer for its counts), spread over the connections, each with a window of
-// declares without an answer. Answers of a channel come in order. Counted as published and confirmed.
+// What warren-load's declarers do: `declare` queues named QUEUE-0, QUEUE-1, ... are declared (or looked at,
+// by a passive declare, which the queue's leader has to answer for its counts), spread over the connections,
+// each with a window of declares without an answer. Answers of a channel come in order. Counted as published
+// and confirmed.
 #include "tests/tools/load.h"
 #include <stdio.h>
 #include <stdlib.h>

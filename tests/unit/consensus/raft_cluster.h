@@ -3,7 +3,8 @@
 // told to, packets that arrive when told to, and an omniscient checker of the protocol's promises.
 //
 // It does for each replica what the host does, in the same order: hard state, truncation, entries and gated messages
-// go through one queue to the disk; messages without a gate leave at once; entries are applied once committed and durable.
+// go through one queue to the disk; messages without a gate leave at once; entries are applied once committed
+// and durable.
 #pragma once
 #include "consensus/raft/raft.h"
 #include "node/base/mem.h"
@@ -108,7 +109,8 @@ static inline void cl_status(struct cluster *c, uint32_t i, struct consensus_sta
 
 static inline void cl_fail(struct cluster *c, const char *what, uint64_t a, uint64_t b)
 {
-    ck_abort_msg("seed %llu: %s (%llu, %llu)", (unsigned long long)c->seed, what, (unsigned long long)a, (unsigned long long)b);
+    ck_abort_msg("seed %llu: %s (%llu, %llu)", (unsigned long long)c->seed, what, (unsigned long long)a,
+                 (unsigned long long)b);
 }
 
 static inline uint32_t cl_node_of(const struct cluster *c, uint64_t replica_id)
@@ -414,7 +416,8 @@ static inline void cl_out_reads(struct cluster *c, uint32_t i, const struct cons
         n->read_index = out->reads[k].index;
         if (c->reads[out->reads[k].id % 256].id == out->reads[k].id &&
             out->reads[k].index < c->reads[out->reads[k].id % 256].floor) {
-            cl_fail(c, "a read barrier missed a committed entry", out->reads[k].index, c->reads[out->reads[k].id % 256].floor);
+            cl_fail(c, "a read barrier missed a committed entry", out->reads[k].index,
+                    c->reads[out->reads[k].id % 256].floor);
         }
     }
     n->reads_failed += out->reads_failed;
@@ -448,7 +451,10 @@ static inline void cl_out(struct cluster *c, uint32_t i, const struct consensus_
         CL_REQUIRE((c->configs_count + 1) < (4096));
         config_copy(&c->configs[++c->configs_count], &out->config);
         cl_append(c, i, out->append_index,
-                  (struct cl_ent){.term = out->append_term, .kind = CL_CONFIG, .config = c->configs_count, .value = ++c->value});
+                  (struct cl_ent){.term = out->append_term,
+                                  .kind = CL_CONFIG,
+                                  .config = c->configs_count,
+                                  .value = ++c->value});
     }
     for (uint32_t k = 0; k < out->msgs_count; k++) {
         struct cl_packet *p = cl_packet_new(i, &out->msgs[k].msg);
@@ -470,7 +476,8 @@ static inline void cl_install(struct cluster *c, uint32_t i, const struct cl_pac
     struct cl_node *n = &c->nodes[i];
     struct consensus_status st;
     cl_status(c, i, &st);
-    if (st.role == ROLE_LEADER || st.term != p->m.term || st.leader != p->m.from || p->m.index <= st.commit || n->is_amnesiac) {
+    if (st.role == ROLE_LEADER || st.term != p->m.term || st.leader != p->m.from || p->m.index <= st.commit ||
+        n->is_amnesiac) {
         return;
     }
     if (c->ops->term_at(n->r, p->m.index) == p->m.index_term) {

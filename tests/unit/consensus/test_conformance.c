@@ -56,7 +56,8 @@ static void granted_commit(struct replica *r, struct consensus_out *out)
         }
     }
 }
-static enum rc granted_propose(struct replica *r, uint32_t count, uint64_t *first, uint64_t *term, struct consensus_out *out)
+static enum rc granted_propose(struct replica *r, uint32_t count, uint64_t *first, uint64_t *term,
+                               struct consensus_out *out)
 {
     consensus_out_reset(out);
     if (!granted_leads(r)) {
@@ -99,7 +100,11 @@ static void granted_append(struct replica *r, const struct consensus_msg *m, str
     bool fits = m->index <= r->last && (m->index <= r->commit || r->terms[m->index] == m->index_term);
     struct consensus_msg *reply = &out->msgs[out->msgs_count].msg;
     out->msgs[out->msgs_count++].gate = GATE_AFTER_WAL;
-    *reply = (struct consensus_msg){.type = MSG_APPEND_REPLY, .group = 1, .from = r->id, .to = m->from, .term = r->epoch};
+    *reply = (struct consensus_msg){.type = MSG_APPEND_REPLY,
+                                    .group = 1,
+                                    .from = r->id,
+                                    .to = m->from,
+                                    .term = r->epoch};
     reply->is_rejected = !fits;
     reply->hint_index = m->index == 0 ? 0 : m->index - 1 < r->last ? m->index - 1 : r->last;
     if (!fits) {
@@ -155,14 +160,16 @@ static void granted_step(struct replica *r, const struct consensus_msg *m, uint6
 static void granted_config_appended(struct replica *r, const struct config *c)
 {
 }
-static void granted_durable(struct replica *r, uint64_t epoch, uint64_t index, uint64_t now_ns, struct consensus_out *out)
+static void granted_durable(struct replica *r, uint64_t epoch, uint64_t index, uint64_t now_ns,
+                            struct consensus_out *out)
 {
     consensus_out_reset(out);
     if (epoch == r->log_epoch && index > r->durable) {
         r->durable = index < r->last ? index : r->last;
     }
 }
-static void granted_hard_state_durable(struct replica *r, struct hard_state hs, uint64_t now_ns, struct consensus_out *out)
+static void granted_hard_state_durable(struct replica *r, struct hard_state hs, uint64_t now_ns,
+                                       struct consensus_out *out)
 {
     consensus_out_reset(out);
 }
@@ -178,7 +185,8 @@ static uint64_t granted_deadline(const struct replica *r)
 static void granted_next_send(struct replica *r, uint32_t i, struct consensus_send *out)
 {
     out->kind = SEND_NOTHING;
-    if (!granted_leads(r) || r->config.members[i].replica_id == r->id || (r->next[i] > r->last && r->match[i] == UINT64_MAX)) {
+    if (!granted_leads(r) || r->config.members[i].replica_id == r->id ||
+        (r->next[i] > r->last && r->match[i] == UINT64_MAX)) {
         return;
     }
     static uint64_t told[LIMIT_MEMBERS][2];  // Commit and next last announced, so that an idle group is silent.
@@ -191,8 +199,14 @@ static void granted_next_send(struct replica *r, uint32_t i, struct consensus_se
     out->to = &r->config.members[i];
     out->last = r->last;
     uint64_t prev = r->next[i] - 1;
-    out->msg = (struct consensus_msg){.type = MSG_APPEND, .group = 1, .from = r->id, .to = out->to->replica_id,
-                                      .term = r->epoch, .index = prev, .index_term = r->terms[prev], .commit = r->commit};
+    out->msg = (struct consensus_msg){.type = MSG_APPEND,
+                                      .group = 1,
+                                      .from = r->id,
+                                      .to = out->to->replica_id,
+                                      .term = r->epoch,
+                                      .index = prev,
+                                      .index_term = r->terms[prev],
+                                      .commit = r->commit};
 }
 static void granted_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t now_ns)
 {
@@ -213,7 +227,8 @@ static enum rc granted_transfer(struct replica *r, uint64_t replica_id, uint64_t
     consensus_out_reset(out);
     return granted_leads(r) ? RC_UNSUPPORTED : RC_NOT_LEADER;
 }
-static enum rc granted_change(struct replica *r, const struct member_change *c, uint64_t now_ns, struct consensus_out *out)
+static enum rc granted_change(struct replica *r, const struct member_change *c, uint64_t now_ns,
+                              struct consensus_out *out)
 {
     consensus_out_reset(out);
     return granted_leads(r) ? RC_UNSUPPORTED : RC_NOT_LEADER;
@@ -229,10 +244,17 @@ static void granted_step_down(struct replica *r, uint64_t now_ns, struct consens
 }
 static void granted_status(const struct replica *r, struct consensus_status *out)
 {
-    *out = (struct consensus_status){.role = granted_leads(r) ? ROLE_LEADER : ROLE_FOLLOWER, .term = r->epoch,
-                                     .leader = r->leader, .first = r->snapshot + 1, .last = r->last, .durable = r->durable,
-                                     .commit = r->commit, .applied = r->applied, .snapshot = r->snapshot,
-                                     .log_epoch = r->log_epoch, .config = &r->config,
+    *out = (struct consensus_status){.role = granted_leads(r) ? ROLE_LEADER : ROLE_FOLLOWER,
+                                     .term = r->epoch,
+                                     .leader = r->leader,
+                                     .first = r->snapshot + 1,
+                                     .last = r->last,
+                                     .durable = r->durable,
+                                     .commit = r->commit,
+                                     .applied = r->applied,
+                                     .snapshot = r->snapshot,
+                                     .log_epoch = r->log_epoch,
+                                     .config = &r->config,
                                      .is_ready = granted_leads(r) && r->applied >= r->term_first};
 }
 static uint64_t granted_term_at(const struct replica *r, uint64_t index)
@@ -262,7 +284,11 @@ static const struct run {
     const char *engine;
     const struct consensus_ops *ops;  // NULL: from the registry.
     uint32_t replicas;
-} runs[] = {{"raft", NULL, 1}, {"raft", NULL, 3}, {"solo", NULL, 1}, {"granted", &granted_ops, 3}, {"granted", &granted_ops, 1}};
+} runs[] = {{"raft", NULL, 1},
+            {"raft", NULL, 3},
+            {"solo", NULL, 1},
+            {"granted", &granted_ops, 3},
+            {"granted", &granted_ops, 1}};
 enum { RUNS = sizeof(runs) / sizeof(runs[0]) };
 
 static struct cluster c;

@@ -82,7 +82,8 @@ START_TEST(what_was_written_is_read_over_many_vectors)
         if (iov[i].iov_len > 0) {
             uint8_t part[7];
             size_t got;
-            bool is_same = d->read(f, offset, part, 7, &got) == RC_OK && got == 7 && memcmp(part, bytes + i * 7, 7) == 0;
+            bool is_same =
+                d->read(f, offset, part, 7, &got) == RC_OK && got == 7 && memcmp(part, bytes + i * 7, 7) == 0;
             if (!is_same) {
                 ck_abort_msg("vector %d differs", i);
             }

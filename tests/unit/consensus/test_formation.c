@@ -173,7 +173,11 @@ END_TEST
 
 static enum admission admit(bool is_leading, uint32_t voters, uint32_t up, char *reason)
 {
-    struct admission_view v = {.is_known = true, .is_leading = is_leading, .leader = is_leading ? NULL : "b@x", .voters = voters, .voters_up = up,
+    struct admission_view v = {.is_known = true,
+                               .is_leading = is_leading,
+                               .leader = is_leading ? NULL : "b@x",
+                               .voters = voters,
+                               .voters_up = up,
                                .missing = "c@x"};
     return formation_admit(&v, reason);
 }
@@ -184,7 +188,8 @@ START_TEST(a_lost_member_is_replaced_by_the_leader_with_a_majority_and_by_nobody
     ck_assert_int_eq(admit(true, 3, 2, reason), ADMISSION_REPLACE);
     ck_assert_int_eq(admit(true, 3, 1, reason), ADMISSION_WAIT);
     ck_assert_ptr_nonnull(strstr(reason, "c@x missing"));
-    ck_assert_int_eq(admit(true, 2, 1, reason), ADMISSION_WAIT);  // Half is no majority: one of two cannot replace the other.
+    // Half is no majority: one of two cannot replace the other.
+    ck_assert_int_eq(admit(true, 2, 1, reason), ADMISSION_WAIT);
     ck_assert_int_eq(admit(true, 5, 3, reason), ADMISSION_REPLACE);
     ck_assert_int_eq(admit(false, 3, 3, reason), ADMISSION_ASK);
     struct admission_view v = {.is_known = true, .voters = 3, .voters_up = 2, .missing = ""};
@@ -208,8 +213,9 @@ END_TEST
 // ---- tests: whole histories --------------------------------------------------------------------------------------
 // A small world: three nodes with one list, each with a disk, running or not. Events: start, stop, wipe (stop and lose
 // the disk), one step of formation on a running node, which acts on its decision at once, and what a cluster with a
-// majority of its voters does: confirm something (on any such majority), fill a member, promote a learner, take a voter whose
-// disk is lost out. New identities are learners without anything. Explored breadth first, every state.
+// majority of its voters does: confirm something (on any such majority), fill a member, promote a learner,
+// take a voter whose disk is lost out. New identities are learners without anything. Explored breadth first,
+// every state.
 
 enum { FOUNDINGS_MAX = 3, WIPES_MAX = 2 };  // Each wipe allows one more founding at most.
 
@@ -265,8 +271,8 @@ static void look(const struct world *w, int me, struct formation_self *s, struct
     }
 }
 
-// The invariants: all that ever were members of running clusters belong to one, unless every disk of the former is gone;
-// and any majority of voters that is there holds between them what was confirmed.
+// The invariants: all that ever were members of running clusters belong to one, unless every disk of the
+// former is gone; and any majority of voters that is there holds between them what was confirmed.
 static void check_world(const struct world *w)
 {
     uint8_t seen = 0;
@@ -450,9 +456,12 @@ START_TEST(one_and_two_of_three_wiped_in_every_order_never_make_two_clusters_nor
     ck_assert_uint_gt(worlds_len, 1000);
     bool is_whole_seen = false, is_healed_seen = false;
     for (uint32_t i = 0; i < worlds_len; i++) {
-        is_whole_seen = is_whole_seen || (worlds[i].node[0].cluster && worlds[i].node[1].cluster && worlds[i].node[2].cluster);
-        is_healed_seen = is_healed_seen || (worlds[i].wipes > 0 && worlds[i].foundings == 1 && worlds[i].confirmed && worlds[i].ghosts[1] == 0 &&
-                                            worlds[i].known_store[1][2] > 1 && worlds[i].is_voter[1][2] && worlds[i].node[2].has);
+        is_whole_seen = is_whole_seen ||
+                        (worlds[i].node[0].cluster && worlds[i].node[1].cluster && worlds[i].node[2].cluster);
+        is_healed_seen =
+            is_healed_seen || (worlds[i].wipes > 0 && worlds[i].foundings == 1 && worlds[i].confirmed &&
+                               worlds[i].ghosts[1] == 0 && worlds[i].known_store[1][2] > 1 &&
+                               worlds[i].is_voter[1][2] && worlds[i].node[2].has);
         // A full cluster of three with at most two disks lost has a disk left, so nothing may be founded beside it.
         if (worlds[i].foundings > 1) {
             uint32_t joined = 0;

@@ -391,8 +391,13 @@ START_TEST(hellos_proofs_and_beats_survive_every_prefix_and_bit_flip)
     peer_proof_encode(&wire, &p);
     torture(&wire, decode_proof);
     wire.len = 0;
-    struct peer_beat beat = {
-        .incarnation = 1, .number = 2, .echo = 3, .worker_progress = 4, .wal_age_ms = 5, .meta_commit = 1ull << 60, .alarms = 3};
+    struct peer_beat beat = {.incarnation = 1,
+                             .number = 2,
+                             .echo = 3,
+                             .worker_progress = 4,
+                             .wal_age_ms = 5,
+                             .meta_commit = 1ull << 60,
+                             .alarms = 3};
     peer_beat_encode(&wire, &beat);
     torture(&wire, decode_beat);
     struct peer_beat out;

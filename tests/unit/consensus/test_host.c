@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Three hosts in one process: proposing, batching, liveness, large entries, catching up, snapshots, barriers.
 // The world is the simulator's without its faults; the invariants of sim_check.c hold after every event here too.
-// links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host tests/sim
+// links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store
+// consensus/host tests/sim
 #include "tests/sim/sim.h"
 #include <check.h>
 #include <stdlib.h>
 
-// ---- fixture ---------------------------------------------------------------------------------------------------------
+// ---- fixture ----------------------------------------------------------------------------------------------
 
 static struct sim *s;
 
@@ -135,7 +136,7 @@ static void teardown(void)
     free(s);
 }
 
-// ---- helpers ---------------------------------------------------------------------------------------------------------
+// ---- helpers ----------------------------------------------------------------------------------------------
 
 static void run_ms(uint64_t ms)
 {
@@ -213,7 +214,7 @@ static struct host_metrics metrics(uint32_t node)
     return m;
 }
 
-// ---- tests -----------------------------------------------------------------------------------------------------------
+// ---- tests ------------------------------------------------------------------------------------------------
 
 START_TEST(each_group_has_one_leader_that_all_members_know)
 {

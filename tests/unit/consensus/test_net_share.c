@@ -94,8 +94,8 @@ __attribute__((format(printf, 2, 3))) static void say(void *ctx, const char *for
 
 static void on_frame(void *ctx, uint32_t node, enum net_lane lane, const struct frame *f)
 {
-    say(ctx, "frame %u/%d %u:%.*s:%.*s; ", node, (int)lane, f->type, (int)f->envelope.len, (const char *)f->envelope.ptr, (int)f->raw.len,
-        (const char *)f->raw.ptr);
+    say(ctx, "frame %u/%d %u:%.*s:%.*s; ", node, (int)lane, f->type, (int)f->envelope.len,
+        (const char *)f->envelope.ptr, (int)f->raw.len, (const char *)f->raw.ptr);
 }
 
 static void on_reset(void *ctx, uint32_t node, enum net_lane lane)

@@ -323,8 +323,13 @@ START_TEST(a_blank_node_under_a_members_name_may_greet_but_is_not_that_member)
     node_stop(1);
     char listen_at[64];
     snprintf(listen_at, sizeof(listen_at), "127.0.0.1:%u", nodes[1].port);
-    struct peer_net_config c = {.loop = &loop, .clock = env_system_clock(), .random = env_system_random, .listen = listen_at,
-                                .secret = span_str("secret"), .self = self, .upcalls = &nodes[1].upcalls};
+    struct peer_net_config c = {.loop = &loop,
+                                .clock = env_system_clock(),
+                                .random = env_system_random,
+                                .listen = listen_at,
+                                .secret = span_str("secret"),
+                                .self = self,
+                                .upcalls = &nodes[1].upcalls};
     ck_assert_int_eq(peer_net_create(&c, &nodes[1].net), RC_OK);
     nodes[1].is_closed = false;
     introduce(1, 0);

@@ -513,7 +513,8 @@ START_TEST(transcript_holds)
         if (getenv("RAFT_TRANSCRIPT") != NULL) {
             printf("%s:%d: %s\n", file_name, line_number, words[0]);
         }
-        expectations += strcmp(words[0], "expect") == 0 || strcmp(words[0], "log") == 0 || strcmp(words[0], "under-way") == 0;
+        expectations += strcmp(words[0], "expect") == 0 || strcmp(words[0], "log") == 0 ||
+                        strcmp(words[0], "under-way") == 0;
         if (strcmp(words[0], "nodes") == 0 && has_nodes) {
             cl_deinit(&c);
         }

@@ -299,7 +299,11 @@ START_TEST(a_read_under_way_holds_the_segment_it_refers_to)
     const uint64_t before = half_dead_segment(&fx, 3);
     const uint64_t indexes[] = {1, 2, 3};
     bool is_done = false;
-    struct glog_read r = {.indexes = indexes, .indexes_count = 3, .bytes_max = 1 << 20, .done = on_read_done, .owner = &is_done};
+    struct glog_read r = {.indexes = indexes,
+                          .indexes_count = 3,
+                          .bytes_max = 1 << 20,
+                          .done = on_read_done,
+                          .owner = &is_done};
     compact_until_sealed(&fx);
     glog_read_start(log_of(&fx, 1), &r);  // Planned before the publication, run behind it.
     ck_assert(exists(&fx, before));

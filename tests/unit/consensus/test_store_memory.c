@@ -331,7 +331,9 @@ START_TEST(a_disposable_source_is_given_back_while_it_is_laid_down)
     }
     struct record_disk r;
     uint64_t size;
-    ck_assert_int_eq(record_check(span_of(e.payload.ptr - RECORD_HEADER_BYTES, record_size((uint32_t)len)), &r, &size), RC_OK);
+    ck_assert_int_eq(
+        record_check(span_of(e.payload.ptr - RECORD_HEADER_BYTES, record_size((uint32_t)len)), &r, &size),
+        RC_OK);
     ck_assert_uint_eq(b->ptr[len / 2 & ~(size_t)0xfff], 0);  // Gone.
     block_release(b);
     settle(&fx);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The store on a full disk: the reserve lets retirement go on, and what could not be written is written when there is room.
+// The store on a full disk: the reserve lets retirement go on, and what could not be written is written when
+// there is room.
 // links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
 #include "tests/unit/consensus/store_fixture.h"
 

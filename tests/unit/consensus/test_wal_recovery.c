@@ -412,9 +412,16 @@ static void forge_file(uint64_t seq, uint64_t prev_seq, uint64_t first, uint32_t
     struct disk_file *file;
     ck_assert_int_eq(d->open(d, path, DISK_READ | DISK_WRITE | DISK_CREATE, &file), RC_OK);
     ck_assert_int_eq(d->allocate(file, 16 << 10), RC_OK);
-    struct wal_header_disk h = {.magic = WAL_FILE_MAGIC, .version = WAL_VERSION, .align = 8, .seq = seq, .salt = forged_salt,
-                                .file_bytes = 16 << 10, .prev_seq = prev_seq, .prev_last = first - 1,
-                                .first_batch = first, .synced_through = synced_through};
+    struct wal_header_disk h = {.magic = WAL_FILE_MAGIC,
+                                .version = WAL_VERSION,
+                                .align = 8,
+                                .seq = seq,
+                                .salt = forged_salt,
+                                .file_bytes = 16 << 10,
+                                .prev_seq = prev_seq,
+                                .prev_last = first - 1,
+                                .first_batch = first,
+                                .synced_through = synced_through};
     h.crc = wal_header_crc(&h);
     struct iovec iov = {.iov_base = &h, .iov_len = sizeof(h)};
     ck_assert_int_eq(d->writev(file, &iov, 1, 0), RC_OK);

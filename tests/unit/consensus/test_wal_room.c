@@ -259,7 +259,8 @@ static enum rc full_sync(struct disk_file *f)
     return RC_NO_SPACE;
 }
 
-// What a sync loses for want of room may be of batches long acknowledged, in a file that is in use; a new file is nobody's yet.
+// What a sync loses for want of room may be of batches long acknowledged, in a file that is in use; a new
+// file is nobody's yet.
 START_TEST(a_sync_without_room_is_a_failure_in_a_file_in_use_and_none_in_a_new_one)
 {
     begin(0);

@@ -60,7 +60,8 @@ static enum rc on_replay(void *ctx, const struct wal_recovered *r)
 
 static void open_all(uint64_t file_bytes)
 {
-    struct wal_config config = {.disk = disk, .dir = "wal", .file_bytes = file_bytes, .align = 512, .random = 5, .reserve_files = 1};
+    struct wal_config config =
+        {.disk = disk, .dir = "wal", .file_bytes = file_bytes, .align = 512, .random = 5, .reserve_files = 1};
     struct wal_report report;
     replayed = 0;
     ck_assert_int_eq(wal_open(&config, 1, on_replay, NULL, NULL, &report, &wal), RC_OK);
@@ -294,7 +295,8 @@ static void submit_large(uint32_t len)
     r.crc = crc32c(0, large + 4, RECORD_HEADER_BYTES - 4 + r.len);
     memcpy(large, &r.crc, sizeof(r.crc));
     large_range = (struct wal_range){.ptr = large, .len = len};
-    large_submission = (struct wal_submission){.ranges = &large_range, .ranges_count = 1, .bytes = len, .result = RC_BUG};
+    large_submission =
+        (struct wal_submission){.ranges = &large_range, .ranges_count = 1, .bytes = len, .result = RC_BUG};
     wal_thread_submit(thread, 0, &large_submission);
 }
 

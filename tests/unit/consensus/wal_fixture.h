@@ -199,7 +199,8 @@ static struct sent *submit(struct fixture *f, uint64_t group, uint64_t index, ui
     return submit_as(f, group, index, payload_len, false);
 }
 
-__attribute__((unused)) static struct sent *submit_large(struct fixture *f, uint64_t group, uint64_t index, uint32_t payload_len)
+__attribute__((unused)) static struct sent *submit_large(struct fixture *f, uint64_t group, uint64_t index,
+                                                         uint32_t payload_len)
 {
     return submit_as(f, group, index, payload_len, true);
 }
@@ -232,7 +233,8 @@ __attribute__((unused)) static void drive(struct fixture *f)
 }
 
 // One record, one batch.
-__attribute__((unused)) static struct sent *write_one(struct fixture *f, uint64_t group, uint64_t index, uint32_t payload_len)
+__attribute__((unused)) static struct sent *write_one(struct fixture *f, uint64_t group, uint64_t index,
+                                                      uint32_t payload_len)
 {
     struct sent *s = submit(f, group, index, payload_len);
     drive(f);

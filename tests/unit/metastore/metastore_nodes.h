@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A stand-in for the host under three metadata stores: one log that is always the same everywhere, a leader who is whoever the
-// test says, frames that arrive when the test says. Real raft under it: tests/sim. Included by one C file per program, for it
-// defines the functions of host.h.
+// A stand-in for the host under three metadata stores: one log that is always the same everywhere, a leader
+// who is whoever the test says, frames that arrive when the test says. Real raft under it: tests/sim.
+// Included by one C file per program, for it defines the functions of host.h.
 #pragma once
 #include "meta_fixture.h"
 #include "metastore/metastore.h"

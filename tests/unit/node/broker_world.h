@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a broker stands on, stood in for: one group whose configuration and commit index the test sets, a metadata store that
-// takes one write at a time when it is told to, nodes that are up or not, a clock that is moved by hand.
+// What a broker stands on, stood in for: one group whose configuration and commit index the test sets, a
+// metadata store that takes one write at a time when it is told to, nodes that are up or not, a clock that is
+// moved by hand.
 #pragma once
 #include "node/broker/internal.h"
 #include "proto/broker.pb-c.h"
@@ -192,7 +193,8 @@ void meta_command_deinit(struct meta_command *c)
 {
     (void)c;
 }
-void meta_put(struct meta_command *c, const struct meta_path *p, struct span payload, enum meta_if condition, uint64_t version)
+void meta_put(struct meta_command *c, const struct meta_path *p, struct span payload, enum meta_if condition,
+              uint64_t version)
 {
     (void)c;
     (void)p;
@@ -209,7 +211,8 @@ void meta_allocate_ids(struct meta_command *c, uint32_t payload_offset, uint32_t
     ck_assert_uint_eq(count, 1);
     world.ids_offset = payload_offset;
 }
-void metastore_submit(struct metastore *m, uint32_t worker, struct meta_command *c, uint32_t timeout_ms, meta_done_fn *done, void *ctx)
+void metastore_submit(struct metastore *m, uint32_t worker, struct meta_command *c, uint32_t timeout_ms,
+                      meta_done_fn *done, void *ctx)
 {
     (void)m;
     (void)worker;

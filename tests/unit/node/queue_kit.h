@@ -65,10 +65,15 @@ static inline uint64_t kit_seq(struct kit *k, struct queue_session_id id, enum q
     return s ? s->seq[stream] + 1 : 1;
 }
 
-static inline void kit_publish_command(struct kit *k, struct queue_session_id id, uint64_t seq, int priority, struct span body)
+static inline void kit_publish_command(struct kit *k, struct queue_session_id id, uint64_t seq, int priority,
+                                       struct span body)
 {
     struct span key = span_str("key");
-    struct queue_publish p = {.routing_keys = &key, .routing_keys_count = 1, .header = {0}, .body = body, .expiry_ms = -1};
+    struct queue_publish p = {.routing_keys = &key,
+                              .routing_keys_count = 1,
+                              .header = {0},
+                              .body = body,
+                              .expiry_ms = -1};
     p.has_priority = priority >= 0;
     p.priority = (uint8_t)(priority >= 0 ? priority : 0);
     k->cmd.len = 0;
@@ -82,14 +87,16 @@ static inline uint64_t kit_publish(struct kit *k, struct queue_session_id id, in
     return kit_apply(k);
 }
 
-static inline void kit_control(struct kit *k, enum queue_command_kind kind, struct queue_session_id id, const void *body, size_t n)
+static inline void kit_control(struct kit *k, enum queue_command_kind kind, struct queue_session_id id,
+                               const void *body, size_t n)
 {
     kit_head(k, kind, id, kit_seq(k, id, QUEUE_STREAM_CONTROL));
     buf_bytes(&k->cmd, body, n);
     kit_apply(k);
 }
 
-static inline void kit_consume(struct kit *k, struct queue_session_id id, uint32_t consumer, uint32_t prefetch, int32_t priority)
+static inline void kit_consume(struct kit *k, struct queue_session_id id, uint32_t consumer,
+                               uint32_t prefetch, int32_t priority)
 {
     kit_head(k, QUEUE_COMMAND_CHECKOUT, id, kit_seq(k, id, QUEUE_STREAM_CONTROL));
     struct queue_consume c = {.consumer = consumer, .prefetch = prefetch, .priority = priority, .tag = span_str("tag")};
@@ -97,7 +104,8 @@ static inline void kit_consume(struct kit *k, struct queue_session_id id, uint32
     kit_apply(k);
 }
 
-static inline void kit_settle(struct kit *k, struct queue_session_id id, uint32_t consumer, uint64_t first, uint64_t last, enum queue_settle how)
+static inline void kit_settle(struct kit *k, struct queue_session_id id, uint32_t consumer, uint64_t first,
+                              uint64_t last, enum queue_settle how)
 {
     kit_head(k, QUEUE_COMMAND_SETTLE, id, kit_seq(k, id, QUEUE_STREAM_CONTROL));
     struct queue_settle_wire w = {.first = first, .last = last, .consumer = consumer, .how = (uint32_t)how};
@@ -128,7 +136,8 @@ static inline struct queue_fsm_consumer *kit_consumer(struct kit *k, struct queu
 }
 
 // The n-th (from 0) message a consumer holds; asserts that there is one.
-static inline const struct queue_unsettled *kit_held(struct kit *k, struct queue_session_id id, uint32_t consumer, uint32_t n)
+static inline const struct queue_unsettled *kit_held(struct kit *k, struct queue_session_id id,
+                                                     uint32_t consumer, uint32_t n)
 {
     struct queue_fsm_consumer *c = kit_consumer(k, id, consumer);
     ck_assert_ptr_nonnull(c);

@@ -13,7 +13,18 @@
 #include <stdlib.h>
 
 enum { NODES = 4, MEMBERS = 3, GROUP = 77 };
-enum fault { FAULT_NONE, FAULT_LOSE, FAULT_DOUBLE, FAULT_SWAP, FAULT_LEADER_KEEPS, FAULT_LEADER_LOSES, FAULT_STALE_LEADER, FAULT_LANE_FULL, FAULT_GROUP_FULL, FAULTS };
+enum fault {
+    FAULT_NONE,
+    FAULT_LOSE,
+    FAULT_DOUBLE,
+    FAULT_SWAP,
+    FAULT_LEADER_KEEPS,
+    FAULT_LEADER_LOSES,
+    FAULT_STALE_LEADER,
+    FAULT_LANE_FULL,
+    FAULT_GROUP_FULL,
+    FAULTS
+};
 
 struct world;
 struct group {
@@ -121,7 +132,8 @@ void group_status(const struct group *g, struct consensus_status *out)
 // Proven at once where the node leads and has applied everything; a deposed leader cannot.
 void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *done, void *ctx)
 {
-    const bool is_proven = g->w->leader == g->host->node && g->is_leader && g->term == g->w->term && g->applied >= g->w->commit;
+    const bool is_proven =
+        g->w->leader == g->host->node && g->is_leader && g->term == g->w->term && g->applied >= g->w->commit;
     done(ctx, is_proven ? RC_OK : RC_NOT_LEADER);
 }
 bool group_is_full(const struct group *g)
@@ -136,9 +148,10 @@ static void world_entry_drop(struct world_entry *e)
         free((void *)e->payload.ptr);
     }
 }
-// As the log does with a large last part that has room around it: every second one, the others are copied. A record's head is
-// written too.
-static struct block *world_in_place(struct world *w, const struct glog_part *parts, uint32_t count, struct span *payload)
+// As the log does with a large last part that has room around it: every second one, the others are copied. A
+// record's head is written too.
+static struct block *world_in_place(struct world *w, const struct glog_part *parts, uint32_t count,
+                                    struct span *payload)
 {
     const struct span last = count > 0 ? span_of(parts[count - 1].ptr, parts[count - 1].len) : span_of(NULL, 0);
     const size_t front = count > 1 ? parts[0].len : 0;
@@ -183,10 +196,15 @@ static void world_append(struct world *w, uint16_t kind, const struct glog_part 
         w->cap = w->cap ? w->cap * 2 : 256;
         w->log = mem_realloc(w->log, w->cap * sizeof(*w->log));
     }
-    w->log[w->last] = (struct world_entry){.index = w->last + 1, .term = w->term, .kind = kind, .payload = payload, .block = block};
+    w->log[w->last] = (struct world_entry){.index = w->last + 1,
+                                           .term = w->term,
+                                           .kind = kind,
+                                           .payload = payload,
+                                           .block = block};
     w->last++;
 }
-enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t count, bool is_reserved, uint64_t *index, uint64_t *term)
+enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t count, bool is_reserved,
+                      uint64_t *index, uint64_t *term)
 {
     struct world *w = g->w;
     if (!g->is_leader) {
@@ -212,7 +230,11 @@ enum rc group_entry(struct group *g, uint64_t index, struct entry *out)
     if (index <= g->applied && w->cold_percent > 0 && rng_below(&w->rng, 100) < w->cold_percent) {
         return RC_COLD;
     }
-    *out = (struct entry){.group = GROUP, .index = index, .term = w->log[index - 1].term, .kind = RECORD_ENTRY, .payload = w->log[index - 1].payload};
+    *out = (struct entry){.group = GROUP,
+                          .index = index,
+                          .term = w->log[index - 1].term,
+                          .kind = RECORD_ENTRY,
+                          .payload = w->log[index - 1].payload};
     return RC_OK;
 }
 void group_entry_read(struct group *g, struct glog_read *r)
@@ -304,7 +326,11 @@ static void world_apply(struct world *w, uint32_t node)
         uint32_t n = 0;
         for (; n < 8 && g->applied + n < w->commit; n++) {
             const struct world_entry *from = &w->log[g->applied + n];
-            e[n] = (struct entry){.group = GROUP, .index = from->index, .term = from->term, .kind = from->kind, .payload = from->payload};
+            e[n] = (struct entry){.group = GROUP,
+                                  .index = from->index,
+                                  .term = from->term,
+                                  .kind = from->kind,
+                                  .payload = from->payload};
         }
         g->applied += n;
         ck_assert_uint_eq(g->fsm->apply(g->fsm_ctx, e, n), n);
@@ -447,7 +473,11 @@ static void world_round(struct world *w)
         struct glog_read *r = w->reads[i].read;
         for (uint32_t k = 0; k < r->indexes_count && (k == 0 || r->bytes.len < r->bytes_max); k++) {
             const struct world_entry *e = &w->log[r->indexes[k] - 1];
-            struct record_disk head = {.len = (uint32_t)e->payload.len, .group = GROUP, .index = e->index, .term = e->term, .kind = RECORD_ENTRY};
+            struct record_disk head = {.len = (uint32_t)e->payload.len,
+                                       .group = GROUP,
+                                       .index = e->index,
+                                       .term = e->term,
+                                       .kind = RECORD_ENTRY};
             uint64_t size = record_size(head.len);
             uint8_t *to = buf_extend(&r->bytes, size);
             memset(to, 0, size);
@@ -487,8 +517,13 @@ static inline void world_start_node(struct world *w, uint32_t n, uint64_t incarn
     *h = (struct host){.w = w, .node = n};
     list_init(&h->watchers);
     h->net = (struct net){.send = wire_send, .queued = wire_queued, .is_connected = wire_is_connected};
-    struct queue_service_config c = {
-        .host = h, .net = &h->net, .node_id = n, .incarnation = incarnation, .workers = 1, .worker_of = one_worker, .consumer_disconnected_timeout_ms = 60000};
+    struct queue_service_config c = {.host = h,
+                                     .net = &h->net,
+                                     .node_id = n,
+                                     .incarnation = incarnation,
+                                     .workers = 1,
+                                     .worker_of = one_worker,
+                                     .consumer_disconnected_timeout_ms = 60000};
     h->q = queue_service_create(&c);
 }
 static struct world *world_create(uint64_t seed, struct queue_settings settings)
@@ -566,7 +601,10 @@ static inline void world_kill(struct world *w, uint32_t node)
 }
 static inline struct queue_settings settings_plain(void)
 {
-    return (struct queue_settings){.max_length = -1, .max_length_bytes = -1, .delivery_limit = 20, .metadata_version = 1};
+    return (struct queue_settings){.max_length = -1,
+                                   .max_length_bytes = -1,
+                                   .delivery_limit = 20,
+                                   .metadata_version = 1};
 }
 static inline void rounds(struct world *w, int n)
 {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits in RabbitMQ's notation, what counts as the machine's memory, free room on a disk, and the alarms of several nodes.
+// Limits in RabbitMQ's notation, what counts as the machine's memory, free room on a disk, and the alarms of
+// several nodes.
 // links: node/alarm node/base
 #include "node/alarm/alarms.h"
 #include "node/alarm/measure.h"
@@ -85,7 +86,17 @@ END_TEST
 
 START_TEST(what_is_no_size_is_refused)
 {
-    static const char *const bad[] = {"", "abc", "12XB", "1.5GB", "-5", "5 MB", "5MBx", "kB", "5ki", "18446744073709551616", "18446744073709551615kB"};
+    static const char *const bad[] = {"",
+                                      "abc",
+                                      "12XB",
+                                      "1.5GB",
+                                      "-5",
+                                      "5 MB",
+                                      "5MBx",
+                                      "kB",
+                                      "5ki",
+                                      "18446744073709551616",
+                                      "18446744073709551615kB"};
     uint64_t n;
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         ck_assert_msg(!size_parse(bad[i], &n), "%s", bad[i]);
@@ -93,7 +104,8 @@ START_TEST(what_is_no_size_is_refused)
     double share;
     ck_assert(share_parse("0.4", &share) && share > 0.39 && share < 0.41);
     ck_assert(share_parse("1", &share) && share == 1.0);
-    ck_assert(!share_parse("abc", &share) && !share_parse("0.4x", &share) && !share_parse("", &share) && !share_parse("inf", &share));
+    ck_assert(!share_parse("abc", &share) && !share_parse("0.4x", &share) && !share_parse("", &share) &&
+              !share_parse("inf", &share));
 }
 END_TEST
 
@@ -132,7 +144,9 @@ START_TEST(the_least_limit_along_the_path_of_control_groups_counts)
     ck_assert_uint_eq(measure_group_limit(root, "0::/a/b\n", source, sizeof(source)), 512ull << 20);
     ck_assert_uint_eq(measure_group_limit(root, "0::/\n", source, sizeof(source)), 512ull << 20);
     write_file(root, "/memory/docker/x/memory.limit_in_bytes", "268435456\n");
-    ck_assert_uint_eq(measure_group_limit(root, "12:cpu:/docker/x\n4:memory:/docker/x\n", source, sizeof(source)), 256ull << 20);
+    ck_assert_uint_eq(
+        measure_group_limit(root, "12:cpu:/docker/x\n4:memory:/docker/x\n", source, sizeof(source)),
+        256ull << 20);
     ck_assert_uint_eq(measure_group_limit(root, "12:cpu:/docker/x\n", source, sizeof(source)), UINT64_MAX);
     char command[300];
     snprintf(command, sizeof(command), "rm -rf %s", root);
@@ -170,7 +184,8 @@ START_TEST(free_room_is_what_the_user_may_still_write)
     ck_assert_ptr_nonnull(fgets(line, sizeof(line), f));
     pclose(f);
     const uint64_t df = strtoull(line, NULL, 10);
-    ck_assert_msg(bytes > df - (256 << 20) && bytes < df + (256 << 20), "%llu, df says %s", (unsigned long long)bytes, line);
+    ck_assert_msg(bytes > df - (256 << 20) && bytes < df + (256 << 20), "%llu, df says %s",
+                  (unsigned long long)bytes, line);
     rmdir(dir);
     ck_assert_int_eq(measure_disk_free("/no/such/place", &bytes), RC_SYSTEM);
 }

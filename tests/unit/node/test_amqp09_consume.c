@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
-// Consuming and settling on a channel (data-plane §1.11, §1.12; case PR): orders of frames, codes, deliveries and their tags.
+// Consuming and settling on a channel (data-plane §1.11, §1.12; case PR): orders of frames, codes, deliveries
+// and their tags.
 #include "tests/unit/node/amqp09_channel_fixture.h"
 
 // ---- consuming ----------------------------------------------------------------------------------
@@ -300,7 +301,9 @@ END_TEST
 static void put_expected(struct buf *to, uint64_t tag, struct span body)
 {
     amqp_send_basic_deliver(to, 1,
-                            &(struct amqp_basic_deliver){.consumer_tag = span_str("ct"), .delivery_tag = tag, .routing_key = span_str("q")});
+                            &(struct amqp_basic_deliver){.consumer_tag = span_str("ct"),
+                                                         .delivery_tag = tag,
+                                                         .routing_key = span_str("q")});
     content_frames_put(to, 1, t->frame_max, span_of(stub_no_properties, 2), body);
 }
 

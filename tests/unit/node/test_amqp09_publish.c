@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // links: node/amqp09 proto/amqp09 node/base
-// Publishing on a channel (data-plane §1.9, §1.10, §1.17; cases PR, CF): orders of frames, codes, what reaches the queues.
+// Publishing on a channel (data-plane §1.9, §1.10, §1.17; cases PR, CF): orders of frames, codes, what
+// reaches the queues.
 #include "node/base/crc32c.h"
 #include "tests/unit/node/amqp09_channel_fixture.h"
 

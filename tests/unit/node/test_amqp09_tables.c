@@ -99,7 +99,8 @@ START_TEST(a_run_is_one_frame_and_nacks_split_it)
     }
     confirms_flush(&c, &out, 1);
     amqp_send_basic_ack(&expected, 1, &(struct amqp_basic_ack){.delivery_tag = 39, .multiple = true});
-    amqp_send_basic_nack(&expected, 1, &(struct amqp_basic_nack){.delivery_tag = 40, .multiple = true, .requeue = true});
+    amqp_send_basic_nack(&expected, 1,
+                         &(struct amqp_basic_nack){.delivery_tag = 40, .multiple = true, .requeue = true});
     amqp_send_basic_ack(&expected, 1, &(struct amqp_basic_ack){.delivery_tag = 100, .multiple = true});
     ck_assert(span_equal(buf_span(&out), buf_span(&expected)));
     ck_assert_uint_eq(confirms_open(&c), 0);

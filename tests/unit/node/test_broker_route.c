@@ -12,13 +12,20 @@ static uint64_t index_now, group_now;
 
 static void tell(struct meta_path p, struct span payload, bool is_deleted)
 {
-    struct meta_change c = {.index = ++index_now, .path = &p, .is_deleted = is_deleted, .payload = payload, .version = 1};
+    struct meta_change c = {.index = ++index_now,
+                            .path = &p,
+                            .is_deleted = is_deleted,
+                            .payload = payload,
+                            .version = 1};
     sub->change(sub->ctx, &c);
 }
 
 static void setup(void)
 {
-    struct broker_config c = {.node_id = 1, .worker_of = world_worker_of, .post = world_post, .default_queue_type = "quorum"};
+    struct broker_config c = {.node_id = 1,
+                              .worker_of = world_worker_of,
+                              .post = world_post,
+                              .default_queue_type = "quorum"};
     world = (struct world){0};
     group_now = 100;
     b = broker_create(&c);
@@ -73,7 +80,8 @@ static void queue(const char *name)
     queue_of_type(name, "quorum");
 }
 
-static void bind_args(const char *source, const char *kind, const char *destination, const char *key, struct span args, bool is_deleted)
+static void bind_args(const char *source, const char *kind, const char *destination, const char *key,
+                      struct span args, bool is_deleted)
 {
     char leaf[LEAF_BYTES + 1];
     binding_leaf(span_str(key), args, leaf);
@@ -84,7 +92,9 @@ static void bind_args(const char *source, const char *kind, const char *destinat
     r.arguments.len = args.len;
     struct buf payload = {0};
     warren__binding_record__pack(&r, buf_extend(&payload, warren__binding_record__get_packed_size(&r)));
-    tell(path_binding(span_str("/"), span_str(source), strcmp(kind, "queue") == 0, span_str(destination), span_str(leaf)), buf_span(&payload), is_deleted);
+    tell(path_binding(span_str("/"), span_str(source), strcmp(kind, "queue") == 0, span_str(destination),
+                      span_str(leaf)),
+         buf_span(&payload), is_deleted);
     buf_deinit(&payload);
 }
 
@@ -149,12 +159,21 @@ START_TEST(topic_words_match_as_the_specification_says)
         const char *pattern, *key;
         bool matches;
     } cases[] = {
-        {"#", "", true},        {"#", "a", true},        {"#", "a.b.c", true},     {"*", "", false},       {"*", "a", true},
-        {"*", "a.b", false},    {"a.#", "a", true},      {"a.#", "a.b.c", true},   {"a.#", "ab", false},   {"#.b", "b", true},
-        {"#.b", "a.b", true},   {"#.b", "a.b.c", false}, {"*.#", "", false},       {"*.#", "a", true},     {"", "", true},
-        {"", "a", false},       {"a*", "ab", false},     {"a*", "a*", true},       {"a..b", "a..b", true}, {"a.*.b", "a..b", true},
-        {"a.*", "a.", true},    {"*.a", ".a", true},     {"#.a.#", "x.a.y", true}, {"#.a.#", "a", true},   {"#.a.#", "x.y", false},
-        {"a.*.#", "a.b", true}, {"a.*.#", "a", false},   {"stock.*.nyse", "stock.ibm.nyse", true},         {"a.b", "a.B", false},
+        {"#", "", true},          {"#", "a", true},
+        {"#", "a.b.c", true},     {"*", "", false},
+        {"*", "a", true},         {"*", "a.b", false},
+        {"a.#", "a", true},       {"a.#", "a.b.c", true},
+        {"a.#", "ab", false},     {"#.b", "b", true},
+        {"#.b", "a.b", true},     {"#.b", "a.b.c", false},
+        {"*.#", "", false},       {"*.#", "a", true},
+        {"", "", true},           {"", "a", false},
+        {"a*", "ab", false},      {"a*", "a*", true},
+        {"a..b", "a..b", true},   {"a.*.b", "a..b", true},
+        {"a.*", "a.", true},      {"*.a", ".a", true},
+        {"#.a.#", "x.a.y", true}, {"#.a.#", "a", true},
+        {"#.a.#", "x.y", false},  {"a.*.#", "a.b", true},
+        {"a.*.#", "a", false},    {"stock.*.nyse", "stock.ibm.nyse", true},
+        {"a.b", "a.B", false},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         struct topic_node *t = topic_create();
@@ -163,7 +182,8 @@ START_TEST(topic_words_match_as_the_specification_says)
         queue("a");
         exchange("t", "topic", NULL);
         bind_key("t", "a", cases[i].pattern);
-        ck_assert_msg((strcmp(ROUTED("t", cases[i].key), "a") == 0) == cases[i].matches, "'%s' against '%s'", cases[i].pattern, cases[i].key);
+        ck_assert_msg((strcmp(ROUTED("t", cases[i].key), "a") == 0) == cases[i].matches, "'%s' against '%s'",
+                      cases[i].pattern, cases[i].key);
         bind_args("t", "queue", "a", cases[i].pattern, span_str(""), true);
         ck_assert_str_eq(ROUTED("t", cases[i].key), "");
         topic_remove(t, &one);

@@ -106,14 +106,19 @@ START_TEST(limits_of_memory_and_disk_are_sizes_or_shares)
     ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.disk_free, 1000), 50000000);
     ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.memory, 1000), 600);
     done();
-    ck_assert_int_eq(load("disk_free_limit.absolute = 2GB\nvm_memory_high_watermark.relative = 0.4\ntotal_memory_available_override_value = 4GiB\n"), RC_OK);
+    ck_assert_int_eq(load("disk_free_limit.absolute = 2GB\nvm_memory_high_watermark.relative = "
+                          "0.4\ntotal_memory_available_override_value = 4GiB\n"),
+                     RC_OK);
     ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.disk_free, 1000), 2000000000);
     ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.memory, 1000), 400);
     ck_assert_uint_eq(config.total_memory, 4ull << 30);
     done();
-    ck_assert_int_eq(load("disk_free_limit.relative = 1.5\nvm_memory_high_watermark.absolute = 1GiB\nvm_memory_high_watermark.relative = 0.5\n"), RC_OK);
+    ck_assert_int_eq(load("disk_free_limit.relative = 1.5\nvm_memory_high_watermark.absolute = "
+                          "1GiB\nvm_memory_high_watermark.relative = 0.5\n"),
+                     RC_OK);
     ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.disk_free, 1000), 1500);
-    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.memory, 1000), 1u << 30);  // The absolute one counts, in any order.
+    // The absolute one counts, in any order.
+    ck_assert_uint_eq(alarm_limit_bytes(&config.alarm_limits.memory, 1000), 1u << 30);
     done();
     ck_assert_int_eq(load("vm_memory_high_watermark.relative = 1.1\n"), RC_INVALID);
     done();
@@ -126,7 +131,8 @@ END_TEST
 
 START_TEST(peers_are_listed_with_addresses_and_our_own_is_found)
 {
-    ck_assert_int_eq(load("nodename = a@h1\ncluster_formation.classic_config.nodes.1 = a@h1\ncluster_formation.classic_config.nodes.2 = b@h2\n"
+    ck_assert_int_eq(load("nodename = a@h1\ncluster_formation.classic_config.nodes.1 = "
+                          "a@h1\ncluster_formation.classic_config.nodes.2 = b@h2\n"
                           "warren.peer_address.b@h2 = 127.0.0.1:4000\nwarren.cluster_secret = s\n"),
                      RC_OK);
     ck_assert_int_eq(node_config_finish(&config, &error), RC_OK);
@@ -143,7 +149,9 @@ START_TEST(a_cluster_without_a_secret_is_refused)
 {
     unsetenv("RABBITMQ_ERLANG_COOKIE");
     unsetenv("WARREN_CLUSTER_SECRET");
-    ck_assert_int_eq(load("cluster_formation.classic_config.nodes.1 = a@h1\ncluster_formation.classic_config.nodes.2 = b@h2\n"), RC_OK);
+    ck_assert_int_eq(load("cluster_formation.classic_config.nodes.1 = "
+                          "a@h1\ncluster_formation.classic_config.nodes.2 = b@h2\n"),
+                     RC_OK);
     ck_assert_int_eq(node_config_finish(&config, &error), RC_INVALID);
     done();
 }

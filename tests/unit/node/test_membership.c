@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Members of queues: record and configuration converge, whatever half-way state they are found in (node/broker/README.md has
-// the table; the names of these tests are its rows).
+// Members of queues: record and configuration converge, whatever half-way state they are found in
+// (node/broker/README.md has the table; the names of these tests are its rows).
 // links: node/broker proto/amqp09 gen node/base
 #include "node/broker/membership.h"
 #include "tests/unit/node/broker_world.h"
@@ -18,7 +18,11 @@ static uint32_t answers;
 
 static void tell(struct meta_path p, struct span payload, bool is_deleted, uint64_t record_version)
 {
-    struct meta_change c = {.index = ++index_now, .path = &p, .is_deleted = is_deleted, .payload = payload, .version = record_version};
+    struct meta_change c = {.index = ++index_now,
+                            .path = &p,
+                            .is_deleted = is_deleted,
+                            .payload = payload,
+                            .version = record_version};
     sub->change(sub->ctx, &c);
 }
 
@@ -70,7 +74,12 @@ static const struct broker_queue *queue(void)
 
 static void setup(void)
 {
-    world = (struct world){.now_ns = 1000000000, .has_group = true, .is_leader = true, .is_level = true, .term = 5, .next_id = 5000};
+    world = (struct world){.now_ns = 1000000000,
+                           .has_group = true,
+                           .is_leader = true,
+                           .is_level = true,
+                           .term = 5,
+                           .next_id = 5000};
     index_now = 0;
     version = 1;
     answers = 0;
@@ -111,7 +120,9 @@ static void store_answers(void)
     }
     world.has_write = false;
     world.writes++;
-    struct meta_result r = {.rc = world.is_store_lost ? RC_NO_QUORUM : world.payload_version == version ? RC_OK : RC_CONFLICT};
+    struct meta_result r = {.rc = world.is_store_lost                ? RC_NO_QUORUM
+                                  : world.payload_version == version ? RC_OK
+                                                                     : RC_CONFLICT};
     if (r.rc == RC_OK) {
         if (world.ids_offset) {
             memcpy(world.payload.ptr + world.ids_offset, &world.next_id, 8);
@@ -328,7 +339,7 @@ START_TEST(one_change_at_a_time)
 }
 END_TEST
 
-// ---- removing --------------------------------------------------------------------------------------------------------
+// ---- removing ---------------------------------------------------------------------------------------------
 
 START_TEST(a_removal_leaves_the_configuration_first_and_the_record_follows_when_it_is_proven)
 {
@@ -421,7 +432,10 @@ START_TEST(a_node_that_the_record_names_no_more_deletes_its_replica_and_makes_an
     begin(3);
     ck_assert_uint_eq(world.started, 1);
     world.is_leader = false;
-    world.config = (struct config){.index = 20, .count = 3, .members = {{GROUP + 1, A, true}, {GROUP + 2, B, true}, {GROUP + 3, C, true}}};
+    world.config =
+        (struct config){.index = 20,
+                        .count = 3,
+                        .members = {{GROUP + 1, A, true}, {GROUP + 2, B, true}, {GROUP + 3, C, true}}};
     Warren__QueueMember others[2] = {WARREN__QUEUE_MEMBER__INIT, WARREN__QUEUE_MEMBER__INIT};
     others[0].replica_id = GROUP + 2;
     others[0].node_id = B;
@@ -450,7 +464,7 @@ START_TEST(a_node_that_the_record_names_no_more_deletes_its_replica_and_makes_an
 }
 END_TEST
 
-// ---- nodes go ----------------------------------------------------------------------------------------------------------
+// ---- nodes go ---------------------------------------------------------------------------------------------
 
 START_TEST(a_member_whose_node_lost_its_disk_is_made_anew_on_the_node_that_took_its_place)
 {
@@ -531,7 +545,7 @@ START_TEST(a_forgotten_member_stays_while_the_others_that_are_up_are_no_majority
 }
 END_TEST
 
-// ---- replicas that lost their memory (law 2) -------------------------------------------------------------------------
+// ---- replicas that lost their memory (law 2) --------------------------------------------------------------
 
 // As if member `i` had written it.
 static void tell_lost(uint32_t i)
@@ -665,7 +679,7 @@ START_TEST(nothing_is_concluded_from_what_is_missing_while_everything_is_told_ag
 }
 END_TEST
 
-// ---- the target --------------------------------------------------------------------------------------------------------
+// ---- the target -------------------------------------------------------------------------------------------
 
 START_TEST(members_are_added_up_to_the_target_where_it_is_wanted)
 {
@@ -689,7 +703,7 @@ START_TEST(members_are_added_up_to_the_target_where_it_is_wanted)
 }
 END_TEST
 
-// ---- ends --------------------------------------------------------------------------------------------------------------
+// ---- ends -------------------------------------------------------------------------------------------------
 
 START_TEST(without_a_majority_of_the_store_a_request_is_refused)
 {
@@ -764,7 +778,8 @@ int main(void)
     tcase_add_test(t, the_last_voter_stays_beside_a_learner);
     tcase_add_test(t, a_removal_that_would_leave_no_majority_is_refused);
     tcase_add_test(t, a_leader_that_is_to_leave_hands_over_first);
-    tcase_add_test(t, a_node_that_the_record_names_no_more_deletes_its_replica_and_makes_another_when_it_is_named_again);
+    tcase_add_test(
+        t, a_node_that_the_record_names_no_more_deletes_its_replica_and_makes_another_when_it_is_named_again);
     tcase_add_test(t, a_member_whose_node_lost_its_disk_is_made_anew_on_the_node_that_took_its_place);
     tcase_add_test(t, it_waits_for_that_node_and_takes_no_other);
     tcase_add_test(t, a_forgotten_nodes_place_goes_to_another_node);

@@ -13,12 +13,26 @@ static const struct queue_session_id id = {.incarnation = 7, .counter = 9, .node
 static void sample(struct buf *b, enum queue_command_kind kind)
 {
     struct queue_consume consume = {.consumer = 4, .prefetch = 10, .priority = -2, .tag = span_str("ctag")};
-    struct queue_settings settings = {.max_length = 5, .max_length_bytes = -1, .delivery_limit = 20, .metadata_version = 3, .is_single_active = true};
-    struct queue_settle_wire ranges[2] = {{.first = 1, .last = 5, .consumer = 4, .how = QUEUE_ACK}, {.first = 9, .last = 9, .consumer = 4, .how = QUEUE_RETURN}};
+    struct queue_settings settings = {.max_length = 5,
+                                      .max_length_bytes = -1,
+                                      .delivery_limit = 20,
+                                      .metadata_version = 3,
+                                      .is_single_active = true};
+    struct queue_settle_wire ranges[2] = {{.first = 1, .last = 5, .consumer = 4, .how = QUEUE_ACK},
+                                          {.first = 9, .last = 9, .consumer = 4, .how = QUEUE_RETURN}};
     struct span keys[3] = {span_str("first"), span_str("cc"), span_str("hidden")};
     bool bcc[3] = {false, false, true};
-    struct queue_publish p = {.exchange = span_str("ex"), .routing_keys = keys, .bcc = bcc, .routing_keys_count = 3, .header = span_str("HDR"),
-                              .body = span_str("body"), .body_more = span_str(" goes on"), .expiry_ms = 1000, .priority = 200, .has_priority = true, .is_persistent = true};
+    struct queue_publish p = {.exchange = span_str("ex"),
+                              .routing_keys = keys,
+                              .bcc = bcc,
+                              .routing_keys_count = 3,
+                              .header = span_str("HDR"),
+                              .body = span_str("body"),
+                              .body_more = span_str(" goes on"),
+                              .expiry_ms = 1000,
+                              .priority = 200,
+                              .has_priority = true,
+                              .is_persistent = true};
     b->len = 0;
     if (kind == QUEUE_COMMAND_ENQUEUE) {
         size_t size = queue_enqueue_size(&p);
@@ -56,7 +70,11 @@ static void sample(struct buf *b, enum queue_command_kind kind)
 START_TEST(an_enqueue_written_in_front_of_its_body_is_the_one_that_is_copied)
 {
     struct span keys[2] = {span_str("first"), span_str("cc")};
-    struct queue_publish p = {.exchange = span_str("ex"), .routing_keys = keys, .routing_keys_count = 2, .header = span_str("HDR"), .expiry_ms = -1};
+    struct queue_publish p = {.exchange = span_str("ex"),
+                              .routing_keys = keys,
+                              .routing_keys_count = 2,
+                              .header = span_str("HDR"),
+                              .expiry_ms = -1};
     const size_t len = (1 << 20) + 3;
     uint8_t *body = mem_alloc(len);
     memset(body, 'b', len);
@@ -202,7 +220,13 @@ START_TEST(items_and_deliveries_survive_every_prefix_and_flip)
     struct buf b = {0};
     size_t at = queue_item_begin(&b, QUEUE_ITEM_DELIVER, 5, id, 2);
     for (uint64_t n = 1; n <= 2; n++) {
-        struct queue_delivery_wire w = {.before = n - 1, .number = n, .consumer = 4, .exchange_len = 2, .key_len = 1, .header_len = 3, .body_len = 4};
+        struct queue_delivery_wire w = {.before = n - 1,
+                                        .number = n,
+                                        .consumer = 4,
+                                        .exchange_len = 2,
+                                        .key_len = 1,
+                                        .header_len = 3,
+                                        .body_len = 4};
         buf_bytes(&b, &w, sizeof(w));
         buf_bytes(&b, "exkhdrbody", 10);
     }

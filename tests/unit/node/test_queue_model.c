@@ -3,7 +3,8 @@
 // The queue's state machine against a plain model, at random; snapshots of every state on the way.
 //
 // The model knows each message's fate by the rules alone: ready, held by one consumer, or gone. After every command the
-// machine must hold exactly what the model holds, and a machine restored from its snapshot must be the same and stay so.
+// machine must hold exactly what the model holds, and a machine restored from its snapshot must be the same
+// and stay so.
 #include "queue_kit.h"
 
 // Check writes to a file at each of its assertions: these are for the loops.
@@ -148,7 +149,8 @@ static void settle_random(struct rng *rng, uint32_t i, uint32_t consumer)
     }
     uint64_t first = 1 + rng_below(rng, c->next_number), last = first + rng_below(rng, 4);
     enum queue_settle how = (enum queue_settle)rng_below(rng, 4);
-    for (const struct queue_unsettled *u = queue_fsm_next(c, first - 1); u && u->number <= last; u = queue_fsm_next(c, u->number)) {
+    for (const struct queue_unsettled *u = queue_fsm_next(c, first - 1); u && u->number <= last;
+         u = queue_fsm_next(c, u->number)) {
         uint64_t index = queue_ref_index(u->ref);
         if (how == QUEUE_RELEASE || how == QUEUE_RETURN) {
             come_back(index, how == QUEUE_RETURN);

@@ -12,7 +12,8 @@ struct answers {
     enum rc rc;
     struct queue_info info;
 };
-static void a_get(void *ctx, struct queue_session *s, uint64_t token, enum rc rc, const struct queue_message *m, uint64_t ready)
+static void a_get(void *ctx, struct queue_session *s, uint64_t token, enum rc rc,
+                  const struct queue_message *m, uint64_t ready)
 {
     struct answers *a = ctx;
     a->gets++;
@@ -58,7 +59,12 @@ static void a_info(void *ctx, enum rc rc, const struct queue_info *info)
 }
 static struct queue_session *open_on(struct world *w, uint32_t node, struct answers *a)
 {
-    static const struct queue_callbacks cb = {.settled = a_settled, .deliver = a_deliver, .get_done = a_get, .purge_done = a_purge, .consumer_lost = a_lost, .ended = a_ended};
+    static const struct queue_callbacks cb = {.settled = a_settled,
+                                              .deliver = a_deliver,
+                                              .get_done = a_get,
+                                              .purge_done = a_purge,
+                                              .consumer_lost = a_lost,
+                                              .ended = a_ended};
     struct queue_target t = world_target();
     return queue_session_open(w->hosts[node].q, &t, &cb, a);
 }

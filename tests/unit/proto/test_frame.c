@@ -123,7 +123,10 @@ END_TEST
 // Writes a header with a correct sum whose lengths are as given.
 static void header(uint32_t total_len, uint32_t envelope_len, uint16_t flags)
 {
-    struct frame_header_wire h = {.total_len = total_len, .type = FRAME_ACK, .flags = flags, .envelope_len = envelope_len};
+    struct frame_header_wire h = {.total_len = total_len,
+                                  .type = FRAME_ACK,
+                                  .flags = flags,
+                                  .envelope_len = envelope_len};
     h.crc = crc32c(0, &h, 12);
     b.len = 0;
     buf_bytes(&b, &h, sizeof(h));

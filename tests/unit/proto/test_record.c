@@ -65,7 +65,8 @@ START_TEST(a_large_record_summed_as_it_came_is_refused_for_every_flipped_bit)
         memcpy(sent, &d, sizeof(d));
         d.crc = crc32c(0, sent + 4, RECORD_HEADER_BYTES - 4 + len);
         memcpy(sent, &d.crc, 4);
-        static const size_t flips[] = {SIZE_MAX, 0, 1, 3, 8, 15, 16, 24, 34, 39, 40, 41, 5000, 1 << 19, (1 << 20) + 40 + 76};
+        static const size_t flips[] = {
+            SIZE_MAX, 0, 1, 3, 8, 15, 16, 24, 34, 39, 40, 41, 5000, 1 << 19, (1 << 20) + 40 + 76};
         for (size_t k = 0; k < sizeof(flips) / sizeof(flips[0]); k++) {
             for (uint8_t bit = 1; bit != 0; bit = (uint8_t)(bit << (flips[k] < 48 ? 1 : 5))) {
                 struct block *b = block_create(size);
@@ -77,7 +78,8 @@ START_TEST(a_large_record_summed_as_it_came_is_refused_for_every_flipped_bit)
                 }
                 block_set_sum(b, 0, size, sum);
                 uint64_t found;
-                ck_assert_int_eq(record_check(span_of(b->ptr, size), &r, &found), flips[k] == SIZE_MAX ? RC_OK : RC_CORRUPT);
+                ck_assert_int_eq(record_check(span_of(b->ptr, size), &r, &found),
+                                 flips[k] == SIZE_MAX ? RC_OK : RC_CORRUPT);
                 ck_assert_uint_eq(found, size);
                 sent[flips[k] == SIZE_MAX ? 0 : flips[k]] ^= flips[k] == SIZE_MAX ? 0 : bit;
                 block_release(b);
