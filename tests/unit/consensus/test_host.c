@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Three hosts in one process: proposing, batching, liveness, large entries, catching up, snapshots, barriers.
 // The world is the simulator's without its faults; the invariants of sim_check.c hold after every event here too.
-// links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store
-// consensus/host tests/sim
+// links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host tests/sim
 #include "tests/sim/sim.h"
 #include <check.h>
 #include <stdlib.h>
