@@ -214,6 +214,12 @@ static uint64_t list_size_estimate(void *ctx)
     return 64 + m->state.live_count * 20;
 }
 
+static uint64_t list_live_count(void *ctx)
+{
+    const struct machine *m = ctx;
+    return m->state.live_count;
+}
+
 const struct fsm_ops sim_list_fsm = {
     .version = 1,
     .apply = list_apply,
@@ -226,6 +232,7 @@ const struct fsm_ops sim_list_fsm = {
     .restore_chunk = list_restore_chunk,
     .restore_end = list_restore_end,
     .size_estimate = list_size_estimate,
+    .live_count = list_live_count,
 };
 
 static void *machine_create(struct sim *s, struct sim_node *n, uint64_t group)

@@ -160,6 +160,12 @@ static uint64_t size_estimate(void *ctx)
     return o->node->sim->seed % 2 == 0 ? bytes : bytes / 32;  // Every other seed: snapshots more often than they pay.
 }
 
+static uint64_t live_count(void *ctx)
+{
+    const struct sim_observer *o = ctx;
+    return o->real->live_count(o->ctx);
+}
+
 void sim_observe_begin(struct sim_node *n, struct list *observers,
                        uint64_t (*digest)(const struct sim_observer *, uint64_t *),
                        void (*committed)(struct sim *, uint32_t, const struct entry *))
@@ -229,6 +235,7 @@ enum rc __wrap_host_group_add(struct host *h, const struct group_spec *spec, str
         .restore_chunk = restore_chunk,
         .restore_end = restore_end,
         .size_estimate = size_estimate,
+        .live_count = spec->fsm->live_count ? live_count : NULL,
     };
     list_add_tail(next.observers, &o->link);
     next.node = NULL;
