@@ -211,7 +211,7 @@ def a_record_of_newest_group(path):
 def whole(c, node, queue):
     p = c.ctl(node, "quorum_status", queue, "--formatter", "json", check=False)
     rows = json.loads(p.stdout) if p.returncode == 0 else []
-    return (len(rows) == 3 and all(r["Membership"] in ("voter", "promotable") and r["Raft State"] in ("leader", "follower") for r in rows)
+    return (len(rows) == 3 and all(r["Membership"] == "voter" and r["Raft State"] in ("leader", "follower") for r in rows)
             and len({r["Last Applied"] for r in rows}) == 1)
 
 

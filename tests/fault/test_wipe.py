@@ -23,7 +23,7 @@ def members(c, asked, queue):
 def is_whole(c, asked, queue, nodes=NODES):
     """Exactly these nodes have a replica, each votes, and all are level."""
     rows = members(c, asked, queue)
-    return (set(rows) == set(nodes) and all(r["Membership"] in ("voter", "promotable") and r["Raft State"] in ("leader", "follower") for r in rows.values())
+    return (set(rows) == set(nodes) and all(r["Membership"] == "voter" and r["Raft State"] in ("leader", "follower") for r in rows.values())
             and len({r["Last Applied"] for r in rows.values()}) == 1)
 
 
