@@ -17,8 +17,12 @@ class Watcher:
         self.k.add_on_connection_blocked_callback(lambda k, f: self.told.append(f.method.reason))
         self.k.add_on_connection_unblocked_callback(lambda k, f: self.told.append("unblocked"))
         self.ch = self.k.channel()
-        self.ch._impl.confirm_delivery(lambda f: self.confirmed.append(f.method.delivery_tag), lambda f: None)
+        self.ch._impl.confirm_delivery(self.on_ack, lambda f: None)
         self.k.process_data_events(0.1)
+
+    def on_ack(self, f):
+        first = max(self.confirmed, default=0) + 1 if f.method.multiple else f.method.delivery_tag
+        self.confirmed += range(first, f.method.delivery_tag + 1)
 
     def publish(self, body=b"x"):
         self.ch._impl.basic_publish("", self.queue, body)
