@@ -127,7 +127,7 @@ def words(c):
     code, out = run("alarms", "-q")
     expect("alarms", (code, sorted(out.splitlines())), (0, lines))
     expect("check_local_alarms", run("check_local_alarms", "-q"), (0, "Node n1@localhost reported no local alarms\n"))
-    until(lambda: c.json("n2", "cluster_status")["alarms"])
+    until(lambda: len(c.json("n2", "cluster_status")["alarms"]) == 2)
     objects = [{"node": "n1@localhost", "type": "resource_limit", "resource": r} for r in ("disk", "memory")]
     expect("cluster_status of n2", sorted(c.json("n2", "cluster_status")["alarms"], key=lambda a: a["resource"]), objects)
     o = json.loads(c.ctl("n2", "check_alarms", "--formatter", "json", check=False).stdout)
