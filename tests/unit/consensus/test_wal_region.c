@@ -92,6 +92,19 @@ START_TEST(a_large_one_never_completes_before_what_was_submitted_ahead_of_it)
 }
 END_TEST
 
+START_TEST(a_region_is_opened_only_once_what_was_submitted_ahead_of_it_is_durable)
+{
+    for (uint64_t i = 1; i <= 12; i++) {
+        submit(&fx, 1, i, 900);  // More than the batches between the slices would take.
+    }
+    struct sent *large = submit_large(&fx, 4, 13, 2 * SLICE);
+    drive(&fx);
+    ck_assert(large->is_done);
+    ck_assert_uint_eq(fx.done_count, 13);
+    ck_assert_uint_eq(fx.done_order[12], 13);
+}
+END_TEST
+
 static struct sent *submit_empty_named(uint64_t group, uint64_t index)
 {
     struct sent *s = sent_add(&fx, index);
@@ -408,6 +421,7 @@ int main(void)
     tcase_add_test(t, small_records_pass_a_large_one_under_way);
     tcase_add_test(t, a_large_record_alone_is_written_without_waiting_for_small_ones);
     tcase_add_test(t, a_large_one_never_completes_before_what_was_submitted_ahead_of_it);
+    tcase_add_test(t, a_region_is_opened_only_once_what_was_submitted_ahead_of_it_is_durable);
     tcase_add_test(t, what_names_one_group_completes_in_order_and_other_groups_pass_it);
     tcase_add_test(t, a_group_that_had_a_large_record_once_is_as_fast_as_the_others);
     tcase_add_test(t, ordinary_ones_that_fill_every_batch_do_not_keep_the_named_out);
