@@ -2,6 +2,7 @@
 // links: node/amqp09 proto/amqp09 node/base
 // Topology, life of channels, transactions (data-plane §1.9, §1.13; case PR): orders of frames, codes.
 #include "tests/unit/node/amqp09_channel_fixture.h"
+#include "tests/unit/suite.h"
 
 // ---- topology -----------------------------------------------------------------------------------
 
@@ -332,11 +333,5 @@ int main(void)
     ADD(a_rollback_forgets_publishes_and_unsettles);
     ADD(transactions_have_their_errors);
     ADD(a_commit_into_a_queue_that_is_gone_is_506);
-    Suite *s = suite_create("amqp09_channel");
-    suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? 0 : 1;
+    return suite_run("amqp09_channel", c);
 }

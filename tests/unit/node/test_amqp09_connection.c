@@ -4,6 +4,7 @@
 // test runs with its input whole and byte by byte.
 #include "tests/unit/node/amqp09_client.h"
 #include "tests/unit/node/amqp09_stub.h"
+#include "tests/unit/suite.h"
 #include <check.h>
 
 static struct test_client client;
@@ -641,11 +642,5 @@ int main(void)
     tcase_add_loop_test(c, an_operator_closes_with_320, 0, 2);
     tcase_add_loop_test(c, listings_show_the_connection, 0, 2);
     tcase_add_loop_test(c, random_bytes_after_a_handshake_never_grow_memory, 0, 4);
-    Suite *s = suite_create("amqp09_connection");
-    suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? 0 : 1;
+    return suite_run("amqp09_connection", c);
 }

@@ -3,6 +3,7 @@
 // Consuming and settling on a channel (data-plane §1.11, §1.12; case PR): orders of frames, codes, deliveries
 // and their tags.
 #include "tests/unit/node/amqp09_channel_fixture.h"
+#include "tests/unit/suite.h"
 
 // ---- consuming ----------------------------------------------------------------------------------
 
@@ -498,11 +499,5 @@ int main(void)
     ADD(unknown_tags_are_406);
     ADD(no_ack_deliveries_take_tags_but_cannot_be_acked);
     ADD(recover_requeues_everything);
-    Suite *s = suite_create("amqp09_consume");
-    suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? 0 : 1;
+    return suite_run("amqp09_consume", c);
 }

@@ -4,6 +4,7 @@
 #include "node/amqp09/listener.h"
 #include "tests/unit/node/amqp09_client.h"
 #include "tests/unit/node/amqp09_stub.h"
+#include "tests/unit/suite.h"
 #include <arpa/inet.h>
 #include <check.h>
 #include <errno.h>
@@ -282,11 +283,5 @@ int main(void)
     tcase_add_test(c, a_full_queue_holds_the_client_back_and_loses_nothing);
     tcase_add_test(c, large_deliveries_pass_a_slow_socket_whole);
     tcase_add_test(c, addresses_that_are_none_are_refused);
-    Suite *s = suite_create("amqp09_listener");
-    suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? 0 : 1;
+    return suite_run("amqp09_listener", c);
 }

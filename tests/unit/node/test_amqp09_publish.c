@@ -4,6 +4,7 @@
 // reaches the queues.
 #include "node/base/crc32c.h"
 #include "tests/unit/node/amqp09_channel_fixture.h"
+#include "tests/unit/suite.h"
 
 START_TEST(a_message_reaches_the_queue_with_all_it_carries)
 {
@@ -612,11 +613,5 @@ int main(void)
     ADD(input_left_by_a_pause_is_parsed_before_more_is_read);
     ADD(a_large_body_of_many_frames_is_handed_over_with_room_around_it_and_its_sum);
     ADD(unfinished_bodies_are_bounded_and_the_oldest_goes_on);
-    Suite *s = suite_create("amqp09_publish");
-    suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? 0 : 1;
+    return suite_run("amqp09_publish", c);
 }

@@ -7,6 +7,7 @@
 #include "node/base/env.h"
 #include "proto/amqp09/frame.h"
 #include "proto/amqp09/method.h"
+#include "tests/unit/suite.h"
 #include <check.h>
 #include <stdlib.h>
 
@@ -213,11 +214,5 @@ int main(void)
     tcase_add_loop_test(c, random_acks_match_a_plain_array, 0, 5);
     tcase_add_test(c, one_stuck_delivery_does_not_grow_memory);
     tcase_add_test(c, entries_put_back_are_found_in_order);
-    Suite *s = suite_create("amqp09_tables");
-    suite_add_tcase(s, c);
-    SRunner *r = srunner_create(s);
-    srunner_run_all(r, CK_NORMAL);
-    int failed = srunner_ntests_failed(r);
-    srunner_free(r);
-    return failed == 0 ? 0 : 1;
+    return suite_run("amqp09_tables", c);
 }

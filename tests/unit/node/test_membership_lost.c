@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Members of queues whose node went or lost its disk, and replicas that lost their memory: their places are filled, and
+// nothing that a majority needs is let go (node/broker/README.md has the table).
+// links: node/broker proto/amqp09 gen node/base
+#include "tests/unit/node/membership_fixture.h"
+#include "tests/unit/suite.h"
+
+// ---- helpers --------------------------------------------------------------------------------------------------
+
+static void forget_node(uint32_t name)
+{
+    tell(path_node(span_str(names[name])), span_str(""), true, 1);
+}
+
+// ---- nodes go ---------------------------------------------------------------------------------------------
+
+START_TEST(a_member_whose_node_lost_its_disk_is_made_anew_on_the_node_that_took_its_place)
+{
+    begin(3);
+    tell_node(C, 33, C);  // c@x is node 33 now.
+    pass(1000);
+    MEMBERS(A, B, 33);
+    ck_assert_uint_eq(queue()->target.members[2].replica_id, 5000);
+    ck_assert_uint_eq(config_voters(&world.config), 3);
+}
+END_TEST
+
+START_TEST(it_waits_for_that_node_and_takes_no_other)
+{
+    tell_node(D, D, 0);
+    begin(3);
+    world.is_down[33] = true;
+    tell_node(C, 33, C);
+    pass(1000);
+    ck_assert_uint_eq(world.config.count, 2);  // The lost replica votes no more.
+    ck_assert_uint_eq(queue()->target.members_count, 3);  // Its place stays.
+    world.is_down[33] = false;
+    membership_nodes_changed(b);
+    pass(1000);
+    MEMBERS(A, B, 33);
+}
+END_TEST
+
+START_TEST(a_forgotten_nodes_place_goes_to_another_node)
+{
+    tell_node(D, D, 0);
+    begin(3);
+    forget_node(C);
+    pass(1000);
+    MEMBERS(A, B, D);
+    ck_assert_uint_eq(config_voters(&world.config), 3);
+}
+END_TEST
+
+START_TEST(without_another_node_the_place_waits_for_one_that_joins)
+{
+    begin(3);
+    forget_node(C);
+    pass(1000);
+    ck_assert_uint_eq(world.config.count, 2);
+    tell_node(D, D, 0);
+    pass(1000);
+    MEMBERS(A, B, D);
+}
+END_TEST
+
+START_TEST(a_request_takes_the_place_that_waits)
+{
+    begin(3);
+    forget_node(C);
+    pass(1000);
+    world.is_down[D] = true;
+    tell_node(D, D, 0);
+    pass(1000);
+    world.is_down[D] = false;
+    ask_for(false, D, MEMBER_PROMOTABLE);
+    pass(1000);
+    MEMBERS(A, B, D);
+}
+END_TEST
+
+START_TEST(a_forgotten_member_stays_while_the_others_that_are_up_are_no_majority)
+{
+    begin(3);
+    world.is_down[B] = true;
+    forget_node(C);
+    pass(1000);
+    ck_assert_uint_eq(world.config.count, 3);
+    world.is_down[B] = false;
+    membership_nodes_changed(b);
+    pass(1000);
+    ck_assert_uint_eq(world.config.count, 2);
+}
+END_TEST
+
+// ---- replicas that lost their memory (law 2) --------------------------------------------------------------
+
+// As if member `i` had written it.
+static void tell_lost(uint32_t i)
+{
+    struct meta_command m;
+    queue_lost_command((const struct queue *)(const void *)queue(), i, &m);
+    version++;
+    struct buf payload = {0};
+    buf_span_bytes(&payload, buf_span(&world.payload));
+    tell(path_queue(span_str("/"), span_str("q")), buf_span(&payload), false, version);
+    buf_deinit(&payload);
+}
+
+START_TEST(a_replica_that_lost_its_memory_is_made_anew_on_its_node_under_another_id)
+{
+    begin(3);
+    tell_lost(2);
+    ck_assert_uint_eq(queue()->lost, 1 << 2);
+    pass(300);
+    MEMBERS(A, B, C);
+    ck_assert_uint_eq(queue()->lost, 0);
+    ck_assert_uint_ge(queue()->target.members[2].replica_id, 5000);
+    ck_assert(config_find(&world.config, queue()->target.members[2].replica_id)->is_voter);
+    ck_assert_ptr_null(config_find(&world.config, GROUP + 3));
+    ck_assert_uint_ge(world.proofs, 1);
+}
+END_TEST
+
+START_TEST(it_stays_in_the_configuration_while_the_others_are_no_majority_without_it)
+{
+    begin(3);
+    tell_lost(2);
+    tell_lost(1);  // Of three one is left that remembers: an operator must decide.
+    pass(300);
+    ck_assert_uint_eq(world.changes, 0);
+    ck_assert_ptr_nonnull(config_find(&world.config, GROUP + 2));
+    ck_assert_ptr_nonnull(config_find(&world.config, GROUP + 3));
+    ck_assert_uint_eq(queue()->lost, 6);
+}
+END_TEST
+
+START_TEST(its_place_waits_for_its_node_and_goes_to_no_other)
+{
+    begin(3);
+    tell_node(D, D, 0);
+    tell_lost(2);
+    world.is_down[C] = true;
+    pass(300);
+    ck_assert_uint_eq(world.config.count, 2);
+    ck_assert_uint_eq(queue()->target.members[2].replica_id, GROUP + 3);
+    world.is_down[C] = false;
+    tell_node(D, D, 0);  // Something looks again.
+    pass(300);
+    MEMBERS(A, B, C);
+}
+END_TEST
+
+START_TEST(a_node_writes_into_the_record_that_its_replica_lost_its_memory)
+{
+    begin(3);
+    world.is_leader = false;
+    broker_queue_lost(b, world.owner);
+    turn(5);
+    ck_assert(world.has_write);
+    broker_queue_lost(b, world.owner);  // Told again meanwhile.
+    version++;                          // Somebody else wrote: this one finds another version.
+    store_answers();
+    ck_assert_uint_eq(queue()->lost, 0);
+    version--;
+    pass(50);  // Tried again.
+    ck_assert_uint_eq(queue()->lost, 1);
+    const uint32_t writes = world.writes;
+    broker_queue_lost(b, world.owner);
+    pass(100);
+    ck_assert_uint_eq(world.writes, writes);  // Said once.
+}
+END_TEST
+
+START_TEST(without_a_majority_of_the_store_it_is_written_later)
+{
+    begin(3);
+    world.is_leader = false;
+    world.is_store_lost = true;
+    broker_queue_lost(b, world.owner);
+    pass(50);
+    ck_assert_uint_eq(world.writes, 1);
+    world.is_store_lost = false;
+    pass(1100);
+    ck_assert_uint_eq(queue()->lost, 1);
+}
+END_TEST
+
+START_TEST(a_leader_writes_that_a_member_lacks_what_it_acknowledged)
+{
+    begin(3);
+    world.regressed_at = 1 << 1;
+    tell_node(B, B, 0);  // Something looks.
+    for (int i = 0; i < 100 && queue()->lost == 0; i++) {
+        pass(5);
+    }
+    ck_assert_uint_eq(queue()->lost, 1 << 1);
+    world.regressed_at = 0;
+    pass(300);
+    MEMBERS(A, B, C);
+    ck_assert_ptr_null(config_find(&world.config, GROUP + 2));
+}
+END_TEST
+
+START_TEST(a_queue_may_be_deleted_while_its_loss_is_being_written)
+{
+    begin(3);
+    broker_queue_lost(b, world.owner);
+    turn(5);
+    ck_assert(world.has_write);
+    tell(path_queue(span_str("/"), span_str("q")), span_str(""), true, version);
+    world.has_group = false;
+    struct meta_result r = {.rc = RC_NOT_FOUND};
+    world.has_write = false;
+    world.write_done(world.write_ctx, &r);
+    pass(50);
+}
+END_TEST
+
+START_TEST(nothing_is_concluded_from_what_is_missing_while_everything_is_told_again)
+{
+    begin(3);
+    sub->reset(sub->ctx);
+    forget_node(C);  // Not told yet, as it were.
+    pass(1000);
+    ck_assert_uint_eq(world.config.count, 3);
+}
+END_TEST
+
+int main(void)
+{
+    TCase *t = tcase_create("membership_lost");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, a_member_whose_node_lost_its_disk_is_made_anew_on_the_node_that_took_its_place);
+    tcase_add_test(t, it_waits_for_that_node_and_takes_no_other);
+    tcase_add_test(t, a_forgotten_nodes_place_goes_to_another_node);
+    tcase_add_test(t, without_another_node_the_place_waits_for_one_that_joins);
+    tcase_add_test(t, a_request_takes_the_place_that_waits);
+    tcase_add_test(t, a_forgotten_member_stays_while_the_others_that_are_up_are_no_majority);
+    tcase_add_test(t, a_replica_that_lost_its_memory_is_made_anew_on_its_node_under_another_id);
+    tcase_add_test(t, it_stays_in_the_configuration_while_the_others_are_no_majority_without_it);
+    tcase_add_test(t, its_place_waits_for_its_node_and_goes_to_no_other);
+    tcase_add_test(t, a_node_writes_into_the_record_that_its_replica_lost_its_memory);
+    tcase_add_test(t, without_a_majority_of_the_store_it_is_written_later);
+    tcase_add_test(t, a_leader_writes_that_a_member_lacks_what_it_acknowledged);
+    tcase_add_test(t, a_queue_may_be_deleted_while_its_loss_is_being_written);
+    tcase_add_test(t, nothing_is_concluded_from_what_is_missing_while_everything_is_told_again);
+    return suite_run("membership_lost", t);
+}
