@@ -9,6 +9,7 @@
 #include "proto/amqp09/content.h"
 #include "proto/amqp09/frame.h"
 #include "proto/amqp09/method.h"
+#include "tests/tools/bits.h"
 
 enum {
     NODES_MAX = 8,
@@ -23,13 +24,6 @@ enum {
     VIOLATIONS_TOLD = 40,  // Lines of each run that say what was wrong; all are counted.
     TO_ALL_QUEUES = -1,
 };
-
-struct bits {  // Grows with what is set.
-    uint64_t *words;
-    uint64_t cap;  // Words.
-};
-bool bits_set(struct bits *b, uint64_t at);  // Returns what it was.
-bool bits_has(const struct bits *b, uint64_t at);
 
 struct queue_plan {
     char name[64];

@@ -5,6 +5,7 @@
 #include "proto/amqp09/content.h"
 #include "proto/amqp09/frame.h"
 #include "proto/amqp09/method.h"
+#include "tests/tools/bits.h"
 
 enum {
     CONNECTIONS_MAX = 256,
@@ -39,14 +40,6 @@ struct histogram {
 };
 void histogram_add(struct histogram *h, uint64_t ns);
 double histogram_quantile_ms(const struct histogram *h, double q);
-
-// Which numbers of one producer were seen; grows with them.
-struct bits {
-    uint64_t *words;
-    uint64_t cap;  // Words.
-};
-bool bits_set(struct bits *b, uint64_t at);  // Returns what it was.
-bool bits_has(const struct bits *b, uint64_t at);
 
 struct totals {
     uint64_t published, confirmed, nacked, consumed, redelivered, duplicates, corrupt, disordered, held;

@@ -52,31 +52,7 @@ double histogram_quantile_ms(const struct histogram *h, double q)
     return 0;
 }
 
-bool bits_has(const struct bits *b, uint64_t at)
-{
-    return at / 64 < b->cap && (b->words[at / 64] >> (at % 64) & 1) != 0;
-}
-
-bool bits_set(struct bits *b, uint64_t at)
-{
-    if (at / 64 >= b->cap) {
-        uint64_t cap = b->cap == 0 ? 1024 : b->cap;
-        while (cap <= at / 64) {
-            cap *= 2;
-        }
-        b->words = realloc(b->words, cap * sizeof(uint64_t));
-        assert(b->words != NULL);
-        memset(b->words + b->cap, 0, (cap - b->cap) * sizeof(uint64_t));
-        b->cap = cap;
-    }
-    const uint64_t bit = (uint64_t)1 << (at % 64);
-    const bool was = (b->words[at / 64] & bit) != 0;
-    b->words[at / 64] |= bit;
-    return was;
-}
-
-// ---- producer
-// ------------------------------------------------------------------------------------------------------
+// ---- producer ---------------------------------------------------------------------------------------------------
 
 void producer_start(struct connection *c)
 {
