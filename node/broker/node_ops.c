@@ -89,14 +89,7 @@ static void node_deleted(struct op *op, const struct meta_result *r)
 
 void broker_node_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx)
 {
-    struct op *op = op_create(b, NULL, span_str(""), done, ctx);
-    op->name = op_copy(op, name);
-    op->committed = node_deleted;
-    struct meta_path path = path_node(op->name);
-    struct meta_command c;
-    meta_command_init(&c);
-    meta_delete(&c, &path, META_IF_PRESENT, 0);
-    op_submit(op, &c);
+    op_delete(b, name, path_node, node_deleted, done, ctx);
 }
 
 static void maintenance_committed(struct op *op, const struct meta_result *r)

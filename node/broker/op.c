@@ -130,6 +130,19 @@ void op_submit(struct op *op, struct meta_command *c)
     meta_command_deinit(c);
 }
 
+void op_delete(struct broker *b, struct span name, struct meta_path (*path_of)(struct span name),
+               void (*committed)(struct op *op, const struct meta_result *r), broker_done_fn *done, void *ctx)
+{
+    struct op *op = op_create(b, NULL, span_str(""), done, ctx);
+    op->name = op_copy(op, name);
+    op->committed = committed;
+    struct meta_path path = path_of(op->name);
+    struct meta_command c;
+    meta_command_init(&c);
+    meta_delete(&c, &path, META_IF_PRESENT, 0);
+    op_submit(op, &c);
+}
+
 bool op_allowed(struct op *op, enum broker_access access, const char *kind, struct span name)
 {
     static const char *const words[] = {"configure", "write", "read"};

@@ -33,6 +33,9 @@ bool op_fence_first(struct op *op);
 // Takes the command; op->committed is called with the outcome unless there was no majority (answered here,
 // decision 18).
 void op_submit(struct op *op, struct meta_command *c);
+// Deletes the record at path_of(name), which must be there: RC_NOT_FOUND to `committed` otherwise.
+void op_delete(struct broker *b, struct span name, struct meta_path (*path_of)(struct span name),
+               void (*committed)(struct op *op, const struct meta_result *r), broker_done_fn *done, void *ctx);
 // Checks one permission, answering 403 and returning false if it is missing. `kind` is "queue" or "exchange".
 MUST_USE bool op_allowed(struct op *op, enum broker_access access, const char *kind, struct span name);
 

@@ -202,14 +202,7 @@ void broker_user_put(struct broker *b, struct span name, struct span password, b
 
 void broker_user_delete(struct broker *b, struct span name, broker_done_fn *done, void *ctx)
 {
-    struct op *op = op_create(b, NULL, span_str(""), done, ctx);
-    op->name = op_copy(op, name);
-    op->committed = user_committed;
-    struct meta_path path = path_user(op->name);
-    struct meta_command c;
-    meta_command_init(&c);
-    meta_delete(&c, &path, META_IF_PRESENT, 0);
-    op_submit(op, &c);
+    op_delete(b, name, path_user, user_committed, done, ctx);
 }
 
 static void permission_committed(struct op *op, const struct meta_result *r)
