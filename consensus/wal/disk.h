@@ -2,7 +2,7 @@
 // The disk seam: blocking file operations, called only on threads that may block (WAL, cold, meta) and at start-up.
 //
 // Paths are relative to the data directory the disk was opened on ("wal/...", "seg/..."). The real one is
-// disk_posix.c; the simulator's (tests/sim/sim_disk.c) keeps unsynced writes apart and loses or tears them at a crash.
+// disk_posix.c; the simulator's (tests/sim/sim_disk.h) keeps unsynced writes apart and loses or tears them at a crash.
 // Write and sync errors are final: after the first one the disk refuses everything (P6), see disk.failed.
 #pragma once
 #include "node/base/rc.h"

@@ -47,7 +47,7 @@ static enum rc sim_open(struct disk *d, const char *path, int flags, struct disk
     if (s->is_dead || ((flags & DISK_WRITE) && d->failed)) {
         return RC_IO;
     }
-    struct entry *e = entry_find(s, path);
+    struct sim_entry *e = entry_find(s, path);
     struct inode *inode = e == NULL ? NULL : e->inode;
     if (inode == NULL) {
         if (!(flags & DISK_CREATE) || !path_has_parent(s, path)) {
@@ -211,12 +211,12 @@ static enum rc sim_rename(struct disk *d, const char *from, const char *to)
     if (!op_allowed(s)) {
         return RC_IO;
     }
-    struct entry *e = entry_find(s, from);
+    struct sim_entry *e = entry_find(s, from);
     if (e == NULL || !path_has_parent(s, to)) {
         return RC_NO_FILE;
     }
     struct inode *inode = inode_ref(e->inode);
-    struct entry *there = entry_find(s, to);
+    struct sim_entry *there = entry_find(s, to);
     dir_change_add(s, DIR_RENAME, from, to, inode, there == NULL ? NULL : there->inode);
     if (there != NULL) {
         entry_remove(s, there);
@@ -233,7 +233,7 @@ static enum rc sim_unlink(struct disk *d, const char *path)
     if (!op_allowed(s)) {
         return RC_IO;
     }
-    struct entry *e = entry_find(s, path);
+    struct sim_entry *e = entry_find(s, path);
     if (e == NULL) {
         return RC_NO_FILE;
     }

@@ -138,7 +138,7 @@ struct sim_disk *sim_disk_clone(const struct sim_disk *s)
 
 static struct inode *must_find(const struct sim_disk *s, const char *path)
 {
-    struct entry *e = entry_find(s, path);
+    struct sim_entry *e = entry_find(s, path);
     assert(e != NULL);
     return e->inode;
 }

@@ -103,7 +103,7 @@ void inode_sync(struct inode *i)
 
 // ---- names -----------------------------------------------------------------------------------------------------
 
-struct entry *entry_find(const struct sim_disk *s, const char *path)
+struct sim_entry *entry_find(const struct sim_disk *s, const char *path)
 {
     for (uint32_t i = 0; i < s->count; i++) {
         if (strcmp(s->entries[i].path, path) == 0) {
@@ -120,10 +120,10 @@ void entry_add(struct sim_disk *s, const char *path, struct inode *inode)
         s->cap = s->cap == 0 ? 16 : s->cap * 2;
         s->entries = mem_realloc(s->entries, s->cap * sizeof(*s->entries));
     }
-    s->entries[s->count++] = (struct entry){.path = mem_strndup(path, strlen(path)), .inode = inode_ref(inode)};
+    s->entries[s->count++] = (struct sim_entry){.path = mem_strndup(path, strlen(path)), .inode = inode_ref(inode)};
 }
 
-void entry_remove(struct sim_disk *s, struct entry *e)
+void entry_remove(struct sim_disk *s, struct sim_entry *e)
 {
     free(e->path);
     inode_unref(e->inode);

@@ -29,7 +29,7 @@ struct inode {
     struct sim_disk *disk;
 };
 
-struct entry {
+struct sim_entry {
     char *path;
     struct inode *inode;
 };
@@ -47,7 +47,7 @@ struct dir_change {
 
 struct sim_disk {
     struct disk base;
-    struct entry *entries;
+    struct sim_entry *entries;
     uint32_t count, cap;
     char **dirs;
     uint32_t dirs_count, dirs_cap;
@@ -77,9 +77,9 @@ void inode_sync(struct inode *i);  // Nothing of it can be lost any more.
 
 // ---- names -----------------------------------------------------------------------------------------------------
 
-struct entry *entry_find(const struct sim_disk *s, const char *path);
+struct sim_entry *entry_find(const struct sim_disk *s, const char *path);
 void entry_add(struct sim_disk *s, const char *path, struct inode *inode);  // Takes a reference of its own.
-void entry_remove(struct sim_disk *s, struct entry *e);
+void entry_remove(struct sim_disk *s, struct sim_entry *e);
 bool path_is_in(const char *path, const char *dir);
 bool path_is_beside(const char *a, const char *b);  // In one directory.
 bool path_has_parent(const struct sim_disk *s, const char *path);

@@ -5,10 +5,10 @@
 #pragma once
 #include "consensus/store/core.h"
 #include "consensus/wal/internal.h"
-#define entry sim_disk_entry  // Its struct of that name is another one than consensus.h's.
-#include "tests/sim/sim_disk.c"
-#undef entry
+#include "tests/sim/sim_disk_parts.h"
 #include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // Not every test file needs all of it.
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The disk seam: the real disk on a temporary directory, and the simulated one's promises about crashes.
-// links: node/base proto consensus/wal
-#include "tests/sim/sim_disk.c"
+// links: node/base proto consensus/wal tests/sim
+#include "tests/sim/sim_disk.h"
 #include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Merging segments, and damage that a read finds.
-// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen tests/sim
 #include "tests/unit/consensus/store_fixture.h"
 
 enum { FILE_BYTES = 64 << 10 };

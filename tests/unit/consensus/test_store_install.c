@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen tests/sim
 // Snapshots on their way from one store to another: what arrives, what it replaces, crashes in between.
 #include "tests/unit/consensus/store_retire_fixture.h"
 

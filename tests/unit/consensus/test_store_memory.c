@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The in-memory side of the store: appending, turns, windows, eviction, cold reads, truncation.
-// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen tests/sim
 #include "tests/unit/consensus/store_fixture.h"
 
 static struct fixture fx;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Random histories of groups and workers against the model, in any interleaving, with crashes and kills.
-// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen tests/sim
 #include "tests/unit/consensus/store_fixture.h"
 
 enum { SEEDS = 150, STEPS = 600, CRASHES = 4 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen tests/sim
 // Retirement of WAL files, snapshots, checkpoints, recovery from all of them; crashes at every operation.
 #include "tests/unit/consensus/store_retire_fixture.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The store on a full disk: the reserve lets retirement go on, and what could not be written is written when
 // there is room.
-// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen
+// links: node/base proto consensus consensus/raft consensus/solo consensus/store consensus/wal gen tests/sim
 #include "tests/unit/consensus/store_fixture.h"
 
 static struct fixture fx;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writing the log: batches, files, order of completions, failures.
-// links: node/base proto consensus/wal
+// links: node/base proto consensus/wal tests/sim
 #include "tests/unit/consensus/wal_fixture.h"
 #include "node/base/limits.h"
 

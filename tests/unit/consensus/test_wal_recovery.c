@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reading the log back: torn tails, damage, recycled files, crashes in the middle of everything.
-// links: node/base proto consensus/wal
+// links: node/base proto consensus/wal tests/sim
 #include "tests/unit/consensus/wal_fixture.h"
 
 enum { SEEDS = 300 };  // Of the crash matrix.

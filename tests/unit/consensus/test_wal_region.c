@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Large submissions: written in slices beside small ones, whole or absent after any crash.
-// links: node/base proto consensus/wal
+// links: node/base proto consensus/wal tests/sim
 #include "tests/unit/consensus/wal_fixture.h"
 
 enum { SEEDS = 200, SLICE = 1024, GROUPS = 5, FIRST_LARGE = 4 };

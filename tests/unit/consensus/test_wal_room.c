@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The log on a full disk: nothing is promised, nothing fails, and it goes on when there is room. The file in reserve.
-// links: node/base proto consensus/wal
+// links: node/base proto consensus/wal tests/sim
 #include "tests/unit/consensus/wal_fixture.h"
 
 static struct fixture fx;

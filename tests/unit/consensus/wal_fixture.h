@@ -3,8 +3,10 @@
 // (group, index), and what a recovery reported. Included by one test file each; everything is static.
 #pragma once
 #include "consensus/wal/internal.h"
-#include "tests/sim/sim_disk.c"
+#include "tests/sim/sim_disk_parts.h"
 #include <check.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 struct sent {
     struct wal_submission submission;
