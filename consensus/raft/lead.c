@@ -49,6 +49,7 @@ void raft_become_leader(struct replica *r, uint64_t now_ns, struct consensus_out
 void raft_lead_free(struct replica *r)
 {
     free(r->lead->reads);
+    free(r->lead->more_marks);
     free(r->lead);
     r->lead = NULL;
 }
@@ -81,24 +82,44 @@ void raft_advance(struct replica *r)
     }
 }
 
+static struct mark *mark_at(struct lead *lead, uint32_t i)
+{
+    assert(i < RAFT_MARKS);
+    return i == 0 ? &lead->mark : &lead->more_marks[i - 1];
+}
+
+static void marks_drop(struct lead *lead, uint32_t count)
+{
+    lead->marks_count -= count;
+    for (uint32_t i = 0; i < lead->marks_count; i++) {
+        *mark_at(lead, i) = *mark_at(lead, i + count);
+    }
+    if (lead->marks_count == 0) {
+        free(lead->more_marks);
+        lead->more_marks = NULL;
+    }
+}
+
 // Remembers that something proposed by now is not committed (at most one mark per RAFT_MARK_NS), and forgets what is.
 void raft_mark(struct replica *r, uint64_t now_ns)
 {
     struct lead *lead = r->lead;
     lead->now = max_u64(lead->now, now_ns);
     uint32_t done = 0;
-    while (done < lead->marks_count && lead->marks[done].index <= r->commit) {
+    while (done < lead->marks_count && mark_at(lead, done)->index <= r->commit) {
         done++;
     }
     if (done > 0) {
-        lead->marks_count -= done;
-        memmove(lead->marks, lead->marks + done, lead->marks_count * sizeof(lead->marks[0]));
+        marks_drop(lead, done);
     }
     uint32_t n = lead->marks_count;
-    bool is_time = n == 0 || (lead->marks[n - 1].index < r->last && now_ns >= lead->marks[n - 1].at + RAFT_MARK_NS);
+    const struct mark *newest = n == 0 ? NULL : mark_at(lead, n - 1);
+    bool is_time = !newest || (newest->index < r->last && now_ns >= newest->at + RAFT_MARK_NS);
     if (r->last > r->commit && is_time && n < RAFT_MARKS) {
-        lead->marks[n].index = r->last;
-        lead->marks[n].at = now_ns;
+        if (n > 0 && !lead->more_marks) {
+            lead->more_marks = mem_alloc((RAFT_MARKS - 1) * sizeof(struct mark));
+        }
+        *mark_at(lead, n) = (struct mark){.index = r->last, .at = now_ns};
         lead->marks_count = n + 1;
     }
 }
@@ -351,8 +372,8 @@ uint64_t raft_lead_deadline(const struct replica *r)
     if (lead->transfer_to != 0) {
         at = lead->transfer_deadline;
     }
-    if (lead->marks_count > 0 && lead->marks[0].index > r->commit && config_voters(r->config) > 1) {
-        at = min_u64(at, lead->marks[0].at + RAFT_STUCK_NS);
+    if (lead->marks_count > 0 && lead->mark.index > r->commit && config_voters(r->config) > 1) {
+        at = min_u64(at, lead->mark.at + RAFT_STUCK_NS);
     }
     for (uint32_t i = 0; i < lead->peers_count; i++) {
         if (is_unanswered(r, i)) {
@@ -366,7 +387,7 @@ void raft_lead_timeout(struct replica *r, uint64_t now_ns, struct consensus_out 
 {
     struct lead *lead = r->lead;
     raft_mark(r, now_ns);
-    if (lead->marks_count > 0 && now_ns >= lead->marks[0].at + RAFT_STUCK_NS && config_voters(r->config) > 1) {
+    if (lead->marks_count > 0 && now_ns >= lead->mark.at + RAFT_STUCK_NS && config_voters(r->config) > 1) {
         raft_step_down(r, now_ns, out);
         return;
     }

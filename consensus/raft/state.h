@@ -55,6 +55,11 @@ struct pending_read {
     uint64_t round;  // Confirms it; 0: the term's no-op is not committed yet (P13).
 };
 
+struct mark {
+    uint64_t index;
+    uint64_t at;
+};
+
 // What only a leader needs; allocated while it leads.
 struct lead {
     uint64_t now;         // Newest time any call told.
@@ -66,10 +71,8 @@ struct lead {
     bool is_transfer_sent;
     uint64_t retire_last;  // Last target tried after our own removal.
     uint32_t marks_count;  // Proposals with the time they were seen, oldest first: how old is the oldest uncommitted?
-    struct {
-        uint64_t index;
-        uint64_t at;
-    } marks[RAFT_MARKS];
+    struct mark mark;         // The oldest,
+    struct mark *more_marks;  // and the others: only while something is not committed long after it was proposed.
     struct pending_read *reads;  // Oldest first; grows to RAFT_READS_MAX.
     uint32_t reads_count;
     uint32_t reads_cap;

@@ -25,7 +25,7 @@ struct queue_cold {
 void queue_deliver_mark(struct queue_server_consumer *c)
 {
     if (list_is_empty(&c->dirty)) {
-        list_add_tail(&c->server->replica->leading->dirty_consumers, &c->dirty);
+        list_add_tail(&c->server->replica->leading->serving->dirty_consumers, &c->dirty);
     }
 }
 

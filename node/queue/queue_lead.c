@@ -98,7 +98,10 @@ static void go_on(struct queue_replica *r)
 
 static void propose_held(struct queue_replica *r)
 {
-    struct queue_leading *l = r->leading;
+    struct queue_serving *l = r->leading->serving;
+    if (!l) {
+        return;
+    }
     while (l->held.count > 0 && !group_is_full(r->handle)) {
         const struct queue_pending_item *item = queue_pending_at(&l->held, l->held.first);
         uint64_t index;
@@ -199,6 +202,31 @@ static void look_at_nodes(struct queue_replica *r, uint64_t now)
     }
 }
 
+struct queue_serving *queue_replica_serving(struct queue_replica *r)
+{
+    struct queue_leading *l = r->leading;
+    if (!l->serving) {
+        l->serving = mem_zalloc(sizeof(*l->serving));
+        list_init(&l->serving->servers);
+        list_init(&l->serving->opening);
+        list_init(&l->serving->dirty_servers);
+        list_init(&l->serving->dirty_consumers);
+        list_init(&l->serving->stopped);
+        queue_pending_init(&l->serving->held, HELD_BLOCK, 1);
+    }
+    return l->serving;
+}
+
+static void give_back_serving(struct queue_replica *r)
+{
+    struct queue_serving *s = r->leading->serving;
+    if (s && list_is_empty(&s->servers) && s->held.count == 0) {
+        r->leading->serving = NULL;
+        queue_pending_deinit(&s->held);
+        free(s);
+    }
+}
+
 void queue_replica_turn(struct queue_replica *r, uint64_t now)
 {
     list_remove(&r->dirty);
@@ -210,6 +238,7 @@ void queue_replica_turn(struct queue_replica *r, uint64_t now)
     propose_held(r);
     go_on(r);
     queue_replica_flush(r);
+    give_back_serving(r);
     if (r->leading->nodes_at > now && r->leading->nodes_at < r->service->nodes_at) {
         r->service->nodes_at = r->leading->nodes_at;
     }
@@ -221,12 +250,6 @@ void queue_replica_lead_start(struct queue_replica *r)
 {
     assert(!r->leading);
     struct queue_leading *l = mem_zalloc(sizeof(*l));
-    list_init(&l->servers);
-    list_init(&l->opening);
-    list_init(&l->dirty_servers);
-    list_init(&l->dirty_consumers);
-    list_init(&l->stopped);
-    queue_pending_init(&l->held, HELD_BLOCK, 1);
     list_add_tail(&r->service->leading, &l->in_service);
     l->replica = r;
     r->leading = l;
@@ -247,9 +270,9 @@ void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_del
     }
     r->leading = NULL;  // Sessions that look for the leader now do not come back here.
     queue_doubts_lead_stop(r);
-    struct list *item;
-    while (!list_is_empty(&l->servers)) {
-        item = l->servers.next;
+    struct queue_serving *serving = l->serving;
+    while (serving && !list_is_empty(&serving->servers)) {
+        struct list *item = serving->servers.next;
         struct queue_server *v = list_entry(item, struct queue_server, link);
         struct queue_session *local = v->local;
         struct queue_lane *lane = v->lane;
@@ -266,8 +289,11 @@ void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_del
             queue_send_not_leader(lane, r->group, id, attach, hint);
         }
     }
-    r->service->metrics.held_bytes -= l->held.bytes;
-    queue_pending_deinit(&l->held);
+    if (serving) {
+        r->service->metrics.held_bytes -= serving->held.bytes;
+        queue_pending_deinit(&serving->held);
+        free(serving);
+    }
     list_remove(&l->in_service);
     r->service->metrics.leading--;
     free(l);
@@ -306,7 +332,10 @@ void queue_replica_role(struct queue_replica *r, const struct consensus_status *
 // The connection to `node` is a new one: its sessions must attach again to hear what was lost.
 void queue_replica_lane_reset(struct queue_replica *r, uint32_t node)
 {
-    list_each (item, &r->leading->servers) {
+    if (!r->leading->serving) {
+        return;
+    }
+    list_each (item, &r->leading->serving->servers) {
         struct queue_server *v = list_entry(item, struct queue_server, link);
         if (v->lane && v->lane->node == node) {
             queue_send_not_leader(v->lane, r->group, v->id, v->attach, r->service->config.node_id);

@@ -194,11 +194,15 @@ struct queue_server {
     struct list consumers;
 };
 
-struct queue_leading {
+struct queue_serving {  // What a leader needs for sessions.
     struct list servers;
     struct list opening;            // Those of servers whose session is not in the state yet.
     struct list dirty_servers, dirty_consumers, stopped;
     struct queue_pending held;      // Publishes that found the group full.
+};
+
+struct queue_leading {
+    struct queue_serving *serving;  // From the first server on, until a turn finds it empty.
     struct list in_service;         // service->leading.
     struct queue_replica *replica;
     uint64_t nodes_at;              // When to look at the nodes again; 0 now.
@@ -260,6 +264,7 @@ const struct fsm_ops *queue_replica_fsm_ops(void);
 void queue_replica_flush(struct queue_replica *r);  // Answers and deliveries out.
 struct queue_server_consumer *queue_server_consumer_find(struct queue_server *v, uint32_t consumer);
 
+struct queue_serving *queue_replica_serving(struct queue_replica *r);  // Made if there is none. While leading.
 void queue_server_free(struct queue_server *v);
 void queue_server_expect(struct queue_server *v, enum queue_stream stream);  // Tells a far session where to go on.
 void queue_send_not_leader(struct queue_lane *lane, uint64_t group, struct queue_session_id id, uint32_t attach, uint32_t hint);

@@ -114,7 +114,7 @@ void queue_server_expect(struct queue_server *v, enum queue_stream stream)
 static void server_mark(struct queue_server *v)
 {
     if (list_is_empty(&v->dirty)) {
-        list_add_tail(&v->replica->leading->dirty_servers, &v->dirty);
+        list_add_tail(&v->replica->leading->serving->dirty_servers, &v->dirty);
     }
 }
 
@@ -144,7 +144,11 @@ void queue_server_free(struct queue_server *v)
     list_remove(&v->opening);
     list_remove(&v->dirty);
     list_remove(&v->stopped);
+    struct queue_replica *r = v->replica;
     free(v);
+    if (r->leading && list_is_empty(&r->leading->serving->servers)) {
+        queue_replica_mark(r);  // Which gives back what only servers need.
+    }
 }
 
 static struct queue_server *server_add(struct queue_replica *r, struct queue_session_id id, struct queue_fsm_session *s)
@@ -157,12 +161,13 @@ static struct queue_server *server_add(struct queue_replica *r, struct queue_ses
     list_init(&v->dirty);
     list_init(&v->stopped);
     list_init(&v->opening);
-    list_add_tail(&r->leading->servers, &v->link);
+    struct queue_serving *serving = queue_replica_serving(r);
+    list_add_tail(&serving->servers, &v->link);
     if (s) {
         s->user = v;
         memcpy(v->accepted, s->seq, sizeof(v->accepted));
     } else {
-        list_add_tail(&r->leading->opening, &v->opening);
+        list_add_tail(&serving->opening, &v->opening);
     }
     return v;
 }
@@ -173,7 +178,11 @@ static struct queue_server *server_find(struct queue_replica *r, struct queue_se
     if (s) {
         return s->user;
     }
-    list_each (l, &r->leading->opening) {
+    const struct queue_serving *serving = r->leading->serving;
+    if (!serving) {
+        return NULL;
+    }
+    list_each (l, &serving->opening) {
         struct queue_server *v = list_entry(l, struct queue_server, opening);
         if (queue_session_id_equal(v->id, id)) {
             return v;
@@ -290,7 +299,7 @@ void queue_server_detach_local(struct queue_server *v)
 
 static enum rc hold(struct queue_server *v, struct span payload)
 {
-    struct queue_leading *l = v->replica->leading;
+    struct queue_serving *l = v->replica->leading->serving;
     if (v->local || l->held.bytes + payload.len > QUEUE_HELD_BYTES) {
         return RC_FULL;
     }
@@ -304,7 +313,7 @@ static enum rc hold(struct queue_server *v, struct span payload)
 static enum rc offer_publish(struct queue_server *v, struct span payload, uint64_t *index)
 {
     struct queue_replica *r = v->replica;
-    bool must_wait = r->leading->held.count > 0 && (!v->local || r->service->is_held_first);
+    bool must_wait = r->leading->serving->held.count > 0 && (!v->local || r->service->is_held_first);
     if (must_wait || group_is_full(r->handle)) {
         return hold(v, payload);
     }
@@ -348,7 +357,7 @@ static void server_stop(struct queue_server *v, enum queue_stream stream)
     v->is_stopped[stream] = true;
     v->is_expecting[stream] = false;
     if (list_is_empty(&v->stopped)) {
-        list_add_tail(&v->replica->leading->stopped, &v->stopped);
+        list_add_tail(&v->replica->leading->serving->stopped, &v->stopped);
     }
     queue_replica_mark(v->replica);
 }
@@ -520,7 +529,10 @@ static void effect_opened(struct queue_replica *r, const struct queue_effect *e)
     if (v) {
         return;  // Was open already.
     }
-    list_each (l, &r->leading->opening) {
+    if (!r->leading->serving) {
+        return;
+    }
+    list_each (l, &r->leading->serving->opening) {
         struct queue_server *at = list_entry(l, struct queue_server, opening);
         if (queue_session_id_equal(at->id, e->id)) {
             v = at;
@@ -667,7 +679,7 @@ void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx)
 
 void queue_replica_flush(struct queue_replica *r)
 {
-    struct queue_leading *l = r->leading;
+    struct queue_serving *l = r->leading ? r->leading->serving : NULL;
     if (!l) {
         return;
     }
