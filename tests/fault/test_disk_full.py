@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""Full disks (issue item 5, AL-01): nodes on small loop-mounted file systems. Publishing stops with a clear state, consuming and
+"""Full disks (issue item 5, AL-01, AL-10): nodes on small loop-mounted file systems. Publishing stops with a clear state, consuming and
 settling go on, and all recovers by itself; nothing confirmed is lost and no node ends. Needs root and a loop device."""
-import os, shutil, subprocess, sys, time
+import json, os, shutil, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from warren import *
 
@@ -143,6 +143,38 @@ def other_files(c):
     return wrong
 
 
+def measured():
+    """AL-10: what a node reports is what is available to it, whatever the blocks, what is kept for root, bind mounts and names."""
+    top_dir = os.path.join(build, "measured")
+    place, data = f"{top_dir}/disk", f"{top_dir}/m\u00fc\u00dfig und leer"
+    image, socket, conf = f"{top_dir}/img", f"{top_dir}/s", f"{top_dir}/conf"
+    shutil.rmtree(top_dir, ignore_errors=True)
+    os.makedirs(place); os.makedirs(data)
+    with open(conf, "w") as f: f.write(f"warren.data_dir = {data}\nwarren.control_socket = {socket}\nwarren.wal_file_bytes = 4MiB\ndisk_free_limit.absolute = 1MB\n")
+    p = None
+    try:
+        for command in (["truncate", "-s", f"{SMALL_MB}M", image], ["mkfs.ext4", "-q", "-F", "-b", "1024", "-m", "20", image], ["mount", "-o", "loop", image, place],
+                        ["mount", "--bind", place, data]):
+            subprocess.run(command, check=True, capture_output=True)
+        with open(f"{top_dir}/log", "w") as log: p = subprocess.Popen([f"{build}/warren", "--config", conf, "--node", "n1@localhost"], stdout=log, stderr=log)
+
+        def reported():
+            q = subprocess.run([f"{build}/warrenctl", "--socket", socket, "status", "--formatter", "json"], capture_output=True, text=True)
+            return json.loads(q.stdout)["disk_free"] if q.returncode == 0 else None
+
+        def differs():
+            s, r = os.statvfs(data), reported()
+            return None if isinstance(r, int) and abs(r - s.f_bavail * s.f_frsize) < 1 << 20 else f"{r} reported, available {s.f_bavail * s.f_frsize}, free {s.f_bfree * s.f_frsize}"
+
+        if not until(lambda: not differs(), 20, 0.2): return [differs()] + open(f"{top_dir}/log").read().splitlines()[-5:]
+        subprocess.run(["fallocate", "-l", "20M", f"{place}/fill"], check=True)
+        return [] if until(lambda: not differs(), 15, 0.2) else [differs()]
+    finally:
+        if p: p.kill(); p.wait()
+        for d in (data, place): subprocess.run(["umount", d], capture_output=True)
+        shutil.rmtree(top_dir, ignore_errors=True)
+
+
 def probe():
     d = os.path.join(build, "loop-probe")
     os.makedirs(d, exist_ok=True)
@@ -162,10 +194,12 @@ ONE = "one of three disks is full: publishing stops everywhere, the rest goes on
 RESTART = "a node killed while its disk is full starts again on it"
 OTHER = "AL-01: room taken by others blocks, and unblocks within 10 s"
 ALL = "all three disks are full: the same"
+MEASURED = "AL-10: free room is what is available, on 1 KiB blocks with a fifth kept for root, bind-mounted under another name"
 why = probe()
 if why:
-    for text in (ONE, RESTART, OTHER, ALL): t.skip(text, f"no loop-mounted file systems here: {why}")
+    for text in (MEASURED, ONE, RESTART, OTHER, ALL): t.skip(text, f"no loop-mounted file systems here: {why}")
     t.end()
+t.run(MEASURED, measured)
 with Cluster(3, conf=CONF.format(limit="0")) as c:  # No limit: really full.
     with Small(c, ["n1"]):
         t.run(ONE, filled, c, ["n1"], "one", "n1", "n2")
