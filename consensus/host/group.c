@@ -271,7 +271,7 @@ void group_lost(struct group *g)
 
 // ---- adding and removing -------------------------------------------------------------------------------------------
 
-static struct replica_start start_of(struct host *h, const struct group_spec *spec)
+static struct replica_start start_of(struct host *h, const struct group_spec *spec, const struct store_group *r)
 {
     struct replica_start s = {
         .group = spec->group,
@@ -283,7 +283,6 @@ static struct replica_start start_of(struct host *h, const struct group_spec *sp
         .now_ns = host_now(h),
         .campaign_at_once = spec->campaign_at_once,
     };
-    const struct store_group *r = spec->recovered;
     if (r) {
         s.hard_state = r->hard_state;
         s.snapshot_index = s.commit = r->snapshot_index;
@@ -304,18 +303,40 @@ static struct replica_start start_of(struct host *h, const struct group_spec *sp
 }
 
 // The configuration at the applied index (= the snapshot's), if the engine's is a later one.
-static void keep_applied_config(struct group *g, const struct group_spec *spec, const struct replica_start *s)
+static void keep_applied_config(struct group *g, const struct group_spec *spec, const struct store_group *r,
+                                const struct replica_start *s)
 {
     if (s->config.index > s->snapshot_index) {
-        const struct store_group *r = spec->recovered;
         g->config_applied = mem_alloc(sizeof(struct config));
         *g->config_applied = r && r->snapshot_config.count > 0 ? r->snapshot_config : spec->initial;
     }
 }
 
+// What the disk holds of the group is this replica's, or of one that was here before, whose end (the tombstone) did not
+// reach the disk: then it ends now, and ours begins empty (law 2). Where damage may hide what ours wrote, ours
+// has lost its memory. Ids rise: what a later one has promised is not touched, for whoever names ours is behind.
+static enum rc take_over(struct host *h, const struct group_spec *spec, const struct store_group **recovered)
+{
+    const struct store_group *r = spec->recovered;
+    struct glog *log = r && r->log ? r->log : store_glog_find(h->store, spec->group);
+    const uint64_t owner = log ? glog_replica(log) : 0;
+    *recovered = r;
+    if (owner > spec->replica_id) {
+        return RC_STALE;
+    }
+    if (owner != 0 && owner < spec->replica_id && !(r && r->is_hiding)) {
+        log_notice("group %llu: what replica %llu has left here goes, replica %llu begins",
+                   (unsigned long long)spec->group, (unsigned long long)owner, (unsigned long long)spec->replica_id);
+        glog_delete(log);
+        *recovered = NULL;
+    }
+    return RC_OK;
+}
+
 enum rc host_group_add(struct host *h, const struct group_spec *spec, struct group **out)
 {
     assert(spec->fsm && spec->fsm->apply);
+    assert(spec->replica_id != 0);
     *out = NULL;
     if (map_get(&h->map, spec->group)) {
         return RC_EXISTS;
@@ -324,7 +345,9 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     if (ops == NULL) {
         return RC_UNSUPPORTED;
     }
-    const struct replica_start start = start_of(h, spec);
+    const struct store_group *recovered;
+    TRY(take_over(h, spec, &recovered));
+    const struct replica_start start = start_of(h, spec, recovered);
     if (start.config.count == 0) {
         return RC_INVALID;
     }
@@ -345,7 +368,7 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     list_init(&g->by_leader);
     list_init(&g->news);
     list_init(&g->reads);
-    g->log = spec->recovered ? spec->recovered->log : NULL;
+    g->log = recovered ? recovered->log : NULL;
     if (g->log == NULL) {
         g->log = store_glog_find(h->store, spec->group);
     }
@@ -353,8 +376,9 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
         g->log = start.is_amnesiac ? store_glog_create_lost(h->store, spec->group)
                                    : store_glog_create(h->store, spec->group);
     }
+    glog_set_replica(g->log, spec->replica_id);
     g->replica = ops->create(&start);
-    keep_applied_config(g, spec, &start);
+    keep_applied_config(g, spec, recovered, &start);
     list_add_tail(&h->groups, &g->all);
     map_put(&h->map, g->id, g);
 

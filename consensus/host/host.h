@@ -51,6 +51,8 @@ struct group_spec {
     void *fsm_ctx;
     bool campaign_at_once;       // Brand-new group: this member is the one that starts.
 };
+// Compares whose log the disk holds (store_group.replica_id): that of a replica of a lower id is deleted and ours
+// begins empty; RC_STALE, with nothing done: it is a later one's, so who asks is behind.
 MUST_USE enum rc host_group_add(struct host *h, const struct group_spec *spec, struct group **out);
 // Stops the replica and, if `is_deleted`, deletes its log (tombstone).
 void host_group_remove(struct group *g, bool is_deleted);

@@ -9,7 +9,7 @@
 #include "node/base/reader.h"
 #include <stdio.h>
 
-enum { PAGE_BYTES = 4096, PAGE_HEAD = 8, CHECKPOINT_VERSION = 1, FLAG_HAS_LIVE = 1, FLAG_AMNESIAC = 2 };
+enum { PAGE_BYTES = 4096, PAGE_HEAD = 8, CHECKPOINT_VERSION = 2, FLAG_HAS_LIVE = 1, FLAG_AMNESIAC = 2 };
 #define CHECKPOINT_MAGIC 0x3153505552475f57u
 #define CHECKPOINT_BYTES_MAX ((size_t)4 << 30)
 
@@ -23,6 +23,7 @@ void checkpoint_add(struct buf *to, const struct glog *g, uint64_t dense_last)
 {
     const struct snapshot *s = g->snapshot;
     buf_u64(to, g->group);
+    buf_u64(to, g->replica_id);
     buf_u64(to, g->hard_state.term);
     buf_u64(to, g->hard_state.vote);
     buf_u64(to, s == NULL ? 0 : s->index);
@@ -63,9 +64,11 @@ enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span lines, uint32
     return rc;
 }
 
-static bool line_read(struct reader *r, struct checkpoint_line *l)
+// Version 1 does not say whose a log is.
+static bool line_read(struct reader *r, uint32_t version, struct checkpoint_line *l)
 {
     l->group = reader_u64(r);
+    l->replica_id = version == 1 ? 0 : reader_u64(r);
     l->hard_state.term = reader_u64(r);
     l->hard_state.vote = reader_u64(r);
     l->snapshot_index = reader_u64(r);
@@ -120,12 +123,13 @@ enum rc checkpoint_read(struct disk *d, uint64_t seq,
     enum rc rc = RC_OK;
     if (r.is_bad || magic != CHECKPOINT_MAGIC || own_seq != seq) {
         rc = RC_CORRUPT;
-    } else if (version != CHECKPOINT_VERSION) {
+    } else if (version == 0 || version > CHECKPOINT_VERSION) {
+        log_error("store: %s has format version %u, this program knows 1 to %d", path, version, CHECKPOINT_VERSION);
         rc = RC_UNSUPPORTED;
     }
     for (uint32_t i = 0; i < count && rc == RC_OK; i++) {
         struct checkpoint_line l;
-        if (line_read(&r, &l)) {
+        if (line_read(&r, version, &l)) {
             each(ctx, &l);
         } else {
             rc = RC_CORRUPT;

@@ -76,6 +76,7 @@ struct glog {
     uint64_t group;
     struct list active;  // In worker->active while the window is not empty.
     struct hard_state hard_state;
+    uint64_t replica_id;        // Whose log it is; 0: not known.
     struct snapshot *snapshot;  // NULL without one.
     uint64_t last;              // Last index; the snapshot's if the log is empty behind it.
     uint64_t window_first;
@@ -312,6 +313,7 @@ static inline bool rc_is_damage(enum rc rc)
 // checkpoint.c
 struct checkpoint_line {
     uint64_t group;
+    uint64_t replica_id;  // 0: not known (version 1).
     struct hard_state hard_state;
     uint64_t snapshot_index;  // 0 none.
     uint64_t snapshot_term;

@@ -127,9 +127,28 @@ uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out)
     return g->runs_bytes;
 }
 
+void glog_set_replica(struct glog *g, uint64_t replica_id)
+{
+    assert(replica_id != 0);
+    g->replica_id = replica_id;
+}
+
+uint64_t glog_replica(const struct glog *g)
+{
+    return g->replica_id;
+}
+
 bool glog_is_lost(const struct glog *g)
 {
     return g->is_amnesiac;
+}
+
+static void put_hard_state(struct glog *g, uint16_t flags)
+{
+    uint8_t payload[16];
+    memcpy(payload, &g->hard_state.vote, 8);
+    memcpy(payload + 8, &g->replica_id, 8);
+    glog_put_control(g, RECORD_HARD_STATE, flags, 0, g->hard_state.term, span_of(payload, sizeof(payload)));
 }
 
 // ---- damage -------------------------------------------------------------------------------------
@@ -142,8 +161,7 @@ void glog_damaged(struct glog *g, enum rc rc, const char *what)
     }
     log_error("store: group %llu has lost its memory: %s: %s", (unsigned long long)g->group, what, rc_text(rc));
     g->is_amnesiac = true;
-    glog_put_control(g, RECORD_HARD_STATE, RECORD_FLAG_LOST, 0, g->hard_state.term,
-                     span_of(&g->hard_state.vote, sizeof(g->hard_state.vote)));
+    put_hard_state(g, RECORD_FLAG_LOST);
     if (w->hooks.damaged != NULL) {
         w->hooks.damaged(w->hooks.ctx, g->group, rc);
     }
@@ -498,7 +516,7 @@ void glog_write_hard_state(struct glog *g, struct hard_state hs)
 {
     assert(hs.term >= g->hard_state.term);
     g->hard_state = hs;
-    glog_put_control(g, RECORD_HARD_STATE, 0, 0, hs.term, span_of(&hs.vote, sizeof(hs.vote)));
+    put_hard_state(g, 0);
 }
 
 // Never pin much more than the record. Buffers grow by doubling; what is not used of them is not in memory.

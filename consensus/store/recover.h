@@ -16,6 +16,7 @@ struct finding {
     struct glog *log;
     bool exists;  // In the checkpoint, or records after it and no tombstone behind them.
     bool is_amnesiac;
+    bool is_hiding;          // A damaged record may be a later replica's.
     bool has_live;           // Of the checkpoint's line.
     uint64_t line_snapshot;  // The checkpoint's snapshot index.
     struct buf line_config;  // Encoded.

@@ -55,6 +55,7 @@ static void on_line(void *ctx, const struct checkpoint_line *l)
     f->exists = true;
     f->is_amnesiac = l->is_amnesiac;
     f->log->hard_state = l->hard_state;
+    f->log->replica_id = l->replica_id;
     raise_floor(ctx, f->log, l->segment_floor);
     f->line_snapshot = l->snapshot_index;
     f->dense_last = l->dense_last;
@@ -267,6 +268,16 @@ static void replay_entry(struct finding *f, const struct wal_recovered *e, uint6
     }
 }
 
+// A tombstone stands between two replicas of a group here, and ids rise: without it, where the later one began is
+// damaged. Who is found to write here after damage shows that no later one did before.
+static void replay_replica(struct finding *f, uint64_t replica)
+{
+    struct glog *g = f->log;
+    f->is_amnesiac |= g->replica_id != 0 && replica > g->replica_id;
+    f->is_hiding = false;
+    g->replica_id = replica;
+}
+
 // Highest term wins; within it a vote beats no vote; two votes in one term cannot be (engine-notes §7.7).
 static void replay_hard_state(struct finding *f, const struct wal_recovered *e)
 {
@@ -274,9 +285,13 @@ static void replay_hard_state(struct finding *f, const struct wal_recovered *e)
     f->is_amnesiac |= (e->record.flags & RECORD_FLAG_LOST) != 0;
     struct reader r = reader_of(e->payload);
     uint64_t vote = reader_u64(&r);
+    uint64_t replica = reader_left(&r) > 0 ? reader_u64(&r) : 0;
     if (reader_end(&r) != RC_OK) {
         f->is_amnesiac = true;
         return;
+    }
+    if (replica != 0) {
+        replay_replica(f, replica);
     }
     if (e->record.term > hs->term) {
         *hs = (struct hard_state){.term = e->record.term, .vote = vote};
@@ -325,9 +340,10 @@ enum rc recover_record(void *ctx, const struct wal_recovered *e)
     case RECORD_TOMBSTONE:
         replay_reset(f);
         f->log->hard_state = (struct hard_state){0};
+        f->log->replica_id = 0;
         raise_floor(r, f->log, e->record.index);
         f->line_snapshot = 0;
-        f->is_amnesiac = false;
+        f->is_amnesiac = f->is_hiding = false;
         break;
     default:
         log_warning("store: record of unknown kind %u in WAL file %" PRIu64, e->record.kind, e->file_seq);
@@ -338,7 +354,8 @@ enum rc recover_record(void *ctx, const struct wal_recovered *e)
 
 void recover_corrupt_group(void *ctx, uint64_t group)
 {
-    finding_of(ctx, group)->is_amnesiac = true;
+    struct finding *f = finding_of(ctx, group);
+    f->is_amnesiac = f->is_hiding = true;
 }
 
 void recover_replay_end(struct recovery *r)

@@ -50,7 +50,9 @@ struct store_group {
     const struct term_run *runs;
     uint32_t runs_count;
     struct config config, config_before;  // As replica_start wants them; count = 0 if no config entry was met.
+    uint64_t replica_id;  // Whose log it is; 0: nothing says so (no hard state yet, or written by an older version).
     bool is_amnesiac;
+    bool is_hiding;       // Amnesiac, and what is damaged may be what a later replica of the group wrote here.
 };
 typedef void store_group_fn(void *ctx, const struct store_group *g);
 
@@ -156,6 +158,10 @@ bool glog_is_large(const struct glog *g);
 // What a record of `bytes` would have to be refused for, unless reserved.
 bool glog_is_over_budget(const struct glog *g, uint64_t bytes);
 void glog_write_hard_state(struct glog *g, struct hard_state hs);
+// Whose log this is from now on: recorded with every hard state, so that after a crash no other replica of the group
+// takes it for its own (law 2). A replica promises nothing before its first hard state.
+void glog_set_replica(struct glog *g, uint64_t replica_id);
+uint64_t glog_replica(const struct glog *g);  // 0: not known.
 // Drops entries >= from (from > snapshot index); writes a truncate record.
 void glog_truncate(struct glog *g, uint64_t from);
 uint64_t glog_first(const struct glog *g);  // snapshot index + 1.

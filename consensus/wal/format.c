@@ -22,7 +22,7 @@ bool wal_header_check(const struct wal_header_disk *h, bool *is_foreign)
     if (h->magic != WAL_FILE_MAGIC || h->crc != wal_header_crc(h)) {
         return false;
     }
-    if (h->version != WAL_VERSION) {
+    if (h->version < WAL_VERSION_MIN || h->version > WAL_VERSION) {
         *is_foreign = true;
         return false;
     }

@@ -7,7 +7,8 @@
 enum {
     WAL_HEADER_BYTES = 4096,
     WAL_BATCH_HEADER_BYTES = 32,
-    WAL_VERSION = 1,
+    WAL_VERSION = 2,      // 2: hard states name their replica (proto/record.h).
+    WAL_VERSION_MIN = 1,  // Still read.
     WAL_ALIGN_MAX = 4096,
 };
 
@@ -16,7 +17,7 @@ enum {
 
 struct wal_header_disk {
     uint64_t magic;           // WAL_FILE_MAGIC
-    uint32_t version;         // WAL_VERSION
+    uint32_t version;         // WAL_VERSION; WAL_VERSION_MIN.. when read
     uint32_t align;           // Batches start at multiples of this, 8..4096, a power of two.
     uint8_t cluster_id[16];   // Zeros: not known when the file was begun.
     uint64_t seq;             // Number of this file, as in its name.

@@ -74,7 +74,8 @@ static enum rc header_read(struct recovery *r, struct scan_file *f)
     bool is_foreign = false;
     f->is_header_ok = got == sizeof(f->header) && wal_header_check(&f->header, &is_foreign) && f->header.seq == f->seq;
     if (is_foreign) {
-        log_error("wal: %s has format version %u, this program knows %d", path, f->header.version, WAL_VERSION);
+        log_error("wal: %s has format version %u, this program knows %d to %d", path, f->header.version,
+                  WAL_VERSION_MIN, WAL_VERSION);
         return RC_UNSUPPORTED;
     }
     static const uint8_t unknown[16];

@@ -31,8 +31,9 @@ struct broker_config {
     // Which worker owns a group; runs fn on a worker at its next turn (never inside the call).
     uint32_t (*worker_of)(void *ctx, uint64_t group);
     void (*post)(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg);
-    // What the store recovered of a group at start-up; NULL: nothing, and nothing was lost. Read at once.
-    const struct store_group *(*recovered)(void *ctx, uint64_t group);
+    // What the store recovered of a group at start-up, for the replica that the group's record names here; NULL:
+    // nothing, and nothing was lost. Read at once.
+    const struct store_group *(*recovered)(void *ctx, uint64_t group, uint64_t replica_id);
     // A node record appeared, changed or went (is_known false). Worker 0 only.
     void (*node_changed)(void *ctx, struct span name, uint32_t node_id, struct span store_id,
                          struct span address, bool is_known);

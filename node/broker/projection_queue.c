@@ -83,8 +83,8 @@ static bool is_owned_here(const struct broker *b, const struct queue *q)
     return q->pub.type == QUEUE_QUORUM && c->worker_of(c->ctx, q->pub.target.group) == c->worker;
 }
 
-// A replica under a new id may find the log of one that was here before: it knows more than it must, which
-// does no harm.
+// What an earlier replica left here is not taken over (host_group_add). What a later one left is not touched: LMDB
+// fell back in a crash, so the record is behind the disk, and the one that names the later replica is on its way.
 static void start_replica(struct broker *b, struct queue *q, bool is_new)
 {
     const struct broker_config *c = &b->config;
@@ -95,14 +95,17 @@ static void start_replica(struct broker *b, struct queue *q, bool is_new)
     struct queue_replica_spec spec = {
         .owner = q,
         .replica_id = replica,
-        .recovered = c->recovered ? c->recovered(c->ctx, group) : NULL,
+        .recovered = c->recovered ? c->recovered(c->ctx, group, replica) : NULL,
         .campaign_at_once = is_new && replica == group + 1,
     };
     queue_settings_from(q->pub.arguments, &spec.settings);
     spec.settings.metadata_version = 1;  // The arguments of a queue never change.
     queue_founding(q, &spec.target);
     enum rc rc = queue_replica_add(c->queues, &spec);
-    if (rc != RC_OK) {
+    if (rc == RC_STALE) {
+        log_notice("group %llu: a later replica than %llu is here; its record is waited for", (unsigned long long)group,
+                   (unsigned long long)replica);
+    } else if (rc != RC_OK) {
         log_error("cannot start the replica of queue '%.*s' (group %llu): %s", (int)q->pub.name.len,
                   (const char *)q->pub.name.ptr, (unsigned long long)group, rc_text(rc));
         b->has_unread = true;

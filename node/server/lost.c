@@ -59,6 +59,9 @@ static const char *what_is_lost(struct node *n)
     if (meta ? meta->is_amnesiac : n->is_log_suspect) {
         return "the log of the metadata group is damaged";
     }
+    if (meta && meta->replica_id != 0 && meta->replica_id != n->identity.replica_id) {
+        return "the log of the metadata group is another member's";
+    }
     return NULL;
 }
 

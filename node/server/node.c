@@ -18,6 +18,7 @@ static void on_recovered(void *ctx, const struct store_group *g)
     struct recovered *r = mem_zalloc(sizeof(*r));
     r->group = *g;
     r->group.is_amnesiac = g->is_amnesiac || n->is_store_suspect;
+    r->group.is_hiding = g->is_hiding || n->is_store_suspect;
     if (g->runs_count > 0) {
         r->runs = mem_alloc(g->runs_count * sizeof(*r->runs));
         memcpy(r->runs, g->runs, g->runs_count * sizeof(*r->runs));

@@ -32,15 +32,16 @@ const struct store_group *node_recovered(void *ctx, uint64_t group)
 // What a replica that a queue's record names has here. In a store that is damaged as a whole, nothing may
 // mean that all is lost: what was recorded before the projection was proven fresh may have promised something
 // (law 2). Queues that are made later begin like everywhere.
-static const struct store_group *node_memory(void *ctx, uint64_t group)
+static const struct store_group *node_memory(void *ctx, uint64_t group, uint64_t replica_id)
 {
     struct node *n = ctx;
     struct node_worker *w = &n->workers[node_worker_of(n, group)];
     struct recovered *found = map_get(&n->recovered, group);
     if (found) {
-        // Given once: a replica that comes here again after its group was deleted begins like everywhere.
+        // Given once: a replica that comes here again after its group was deleted begins like everywhere. Who is
+        // named by a record that is behind does not get it (RC_STALE of host_group_add).
         const bool is_first = !found->is_taken;
-        found->is_taken = true;
+        found->is_taken |= found->group.replica_id <= replica_id;
         return is_first ? &found->group : NULL;
     }
     if (!n->is_memory_lost || atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed)) {

@@ -149,6 +149,7 @@ struct sim_node {
     struct group *groups[SIM_GROUPS_MAX];
     uint64_t replicas[SIM_GROUPS_MAX];     // Which replica of the group lives here; 0 none. (What the
                                            // metastore would know.)
+    uint64_t former[SIM_GROUPS_MAX];       // Who lived here before that one; 0 nobody.
     bool is_fresh[SIM_GROUPS_MAX];         // That one was never a member yet.
     uint64_t vouched_seq, vouched_offset;  // A later batch says that what is before it in this WAL file was synced.
     struct sim_shadow shadows[SIM_GROUPS_MAX];
@@ -309,6 +310,7 @@ void sim_check_crashed(struct sim_node *n);                   // Before its memo
 void sim_check_recovered(struct sim_node *n, const struct store_group *g);
 void sim_check_not_found(struct sim_node *n, uint32_t slot, bool is_told);  // Told: the store says that it is damaged.
 void sim_check_wiped(struct sim_node *n);
+void sim_check_added(struct sim_node *n, uint32_t slot);  // A replica of another id than what is on disk has nothing.
 void sim_check_begun(struct sim_node *n, uint32_t slot);  // Nothing is left of the replica before; another one begins.
 // The machine of a replica applies: the history of the group must be the same everywhere. `chain` is the machine's own
 // running hash after this entry.

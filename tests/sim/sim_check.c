@@ -89,6 +89,21 @@ void sim_check_begun(struct sim_node *n, uint32_t slot)
     *x = (struct sim_shadow){.replica = n->replicas[slot]};
 }
 
+void sim_check_added(struct sim_node *n, uint32_t slot)
+{
+    const struct sim_shadow *x = &n->shadows[slot];
+    struct consensus_status st;
+    if (x->replica == n->replicas[slot] || n->groups[slot] == NULL) {
+        return;
+    }
+    group_status(n->groups[slot], &st);
+    if (st.term > 0 || st.last > 0 || st.is_amnesiac) {
+        sim_violation(n->sim, "node %u group %llu: replica %llu begins with what replica %llu has left here", n->id,
+                      (unsigned long long)n->sim->groups[slot].id, (unsigned long long)n->replicas[slot],
+                      (unsigned long long)x->replica);
+    }
+}
+
 static void shadow_record(struct sim_node *n, const struct record_disk *d, struct span payload)
 {
     const uint32_t slot = sim_group_slot(n->sim, d->group);

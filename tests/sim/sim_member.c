@@ -51,14 +51,19 @@ static bool draw_joiner(struct sim *s, uint32_t slot, const struct config *c, st
             *out = (struct member){.replica_id = n->replicas[slot], .node_id = n->id};
             return true;
         }
-        if (n->replicas[slot] != 0) {
+        const uint64_t former = n->replicas[slot];
+        if (former != 0) {
             sim_node_drop_group(n, slot);  // It left long ago, or its memory did.
+            n->former[slot] = former;
         }
         n->replicas[slot] = s->groups[slot].next_replica++;
         n->is_fresh[slot] = true;
         if (n->is_up) {
             sim_node_add_group(n, slot, NULL);
             sim_node_wake(n, 0);
+        }
+        if (n->is_up && former != 0 && !s->is_calm && s->faults.crash_every > 0 && sim_chance(s, 8)) {
+            sim_node_crash(n, sim_chance(s, 2));  // It is known who lives here now; the disk does not say so yet.
         }
         *out = (struct member){.replica_id = n->replicas[slot], .node_id = n->id};
         return n->is_up;

@@ -314,6 +314,7 @@ void sim_node_add_group(struct sim_node *n, uint32_t slot, const struct store_gr
         n->shadows[slot].replica = n->replicas[slot];  // Else when the one before is deleted on disk.
     }
     if (s->app->group_add && s->app->group_add(n, slot, recovered)) {
+        sim_check_added(n, slot);
         return;
     }
     n->machines[slot] = s->app->machine_create(s, n, g->id);
@@ -331,23 +332,52 @@ void sim_node_add_group(struct sim_node *n, uint32_t slot, const struct store_gr
     const enum rc rc = host_group_add(n->host, &spec, &n->groups[slot]);
     if (rc != RC_OK) {
         sim_violation(s, "node %u group %llu: not added: %s", n->id, (unsigned long long)g->id, rc_text(rc));
+        return;
+    }
+    sim_check_added(n, slot);
+}
+
+// A node that is told late who lives there names the one before: what its successor said stays.
+static void add_former(struct sim_node *n, uint32_t slot, const struct store_group *recovered)
+{
+    struct sim *s = n->sim;
+    const struct sim_group *g = &s->groups[slot];
+    struct group *group = NULL;
+    const struct group_spec spec = {
+        .group = g->id,
+        .engine = "raft",
+        .replica_id = n->former[slot],
+        .initial = g->initial,
+        .recovered = recovered,
+        .fsm = &sim_list_fsm,
+    };
+    const enum rc rc = host_group_add(n->host, &spec, &group);
+    if (rc != RC_STALE) {
+        sim_violation(s, "node %u group %llu: replica %llu gets what replica %llu has here: %s", n->id,
+                      (unsigned long long)g->id, (unsigned long long)n->former[slot],
+                      (unsigned long long)n->replicas[slot], rc_text(rc));
     }
 }
 
-// What the disk holds of a replica that left, or whose memory was damaged and who has a successor here, is
-// deleted first.
+// What the disk holds of a group that has nobody here any more is deleted, and a metadata store goes with all the disk
+// holds (node/server). In any other case the replica that lives here begins with what there is, whosever it is.
 static void node_groups(struct sim_node *n, struct found *found)
 {
     struct sim *s = n->sim;
-    for (uint32_t i = 0; i < s->groups_count; i++) {
-        if (found->has[i] && found->groups[i].log && n->shadows[i].replica != n->replicas[i]) {
-            glog_delete(found->groups[i].log);
-            found->has[i] = false;
-        } else if (!found->has[i] && n->shadows[i].replica != n->replicas[i]) {
+    for (uint32_t i = 0; i < s->groups_count && !s->is_violated; i++) {
+        const bool is_own = n->shadows[i].replica == n->replicas[i];
+        const struct store_group *g = found->has[i] ? &found->groups[i] : NULL;
+        if (g && g->log && !is_own && (n->replicas[i] == 0 || s->groups[i].kind == SIM_META)) {
+            glog_delete(g->log);
+            g = NULL;
+        } else if (!is_own && (!g || g->is_hiding)) {
             sim_check_begun(n, i);
+            n->shadows[i].is_lost = g != NULL;  // Nobody can say any more what it wrote.
+        } else if (is_own && g && g->replica_id != 0 && n->former[i] != 0 && sim_chance(s, 4)) {
+            add_former(n, i, g);
         }
-        if (n->replicas[i] != 0) {
-            sim_node_add_group(n, i, found->has[i] ? &found->groups[i] : NULL);
+        if (n->replicas[i] != 0 && !s->is_violated) {
+            sim_node_add_group(n, i, g);
         }
     }
 }

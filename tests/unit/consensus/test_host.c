@@ -2,6 +2,7 @@
 // Three hosts in one process: proposing, batching, liveness, large entries, catching up, snapshots, barriers.
 // The world is the simulator's without its faults; the invariants of sim_check.c hold after every event here too.
 // links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host tests/sim
+#include "consensus/store/core.h"
 #include "tests/sim/sim.h"
 #include <check.h>
 #include <stdlib.h>
@@ -423,6 +424,59 @@ START_TEST(a_replica_that_takes_the_place_of_another_gets_the_snapshot)
 }
 END_TEST
 
+// The new replica's id is known (the queue's record says it), the end of the one before it did not reach the disk.
+START_TEST(a_replica_does_not_take_over_what_another_left_on_its_node)
+{
+    start();
+    for (int i = 0; i < 10; i++) {
+        ck_assert_int_eq(propose(1, 0, 100), RC_OK);
+    }
+    run_ms(300);
+    ck_assert_uint_gt(status(3, 0).term, 0);
+    crash(3);
+    s->nodes[2].replicas[0] = 31;
+    restart(3);
+    ck_assert_uint_eq(status(3, 0).term, 0);
+    ck_assert_uint_eq(status(3, 0).last, 0);
+    ck_assert_uint_eq(glog_replica(store_glog_find(s->nodes[2].store->workers, 100)), 31);
+    struct member_change change = {.kind = MEMBER_REMOVE, .member = s->groups[0].initial.members[2]};
+    ck_assert_int_eq(group_change_members(s->nodes[0].groups[0], &change), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(100);
+    change = (struct member_change){.kind = MEMBER_ADD_LEARNER, .member = {.replica_id = 31, .node_id = 3}};
+    ck_assert_int_eq(group_change_members(s->nodes[0].groups[0], &change), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(1000);
+    ck_assert_uint_eq(machine(3, 0)->entries, 10);
+    crash(3);
+    restart(3);
+    ck_assert_uint_gt(status(3, 0).last, 10);  // That is its own: it stays.
+}
+END_TEST
+
+// A node whose metadata fell back in a crash names the replica of before; what the later one promised must stay.
+START_TEST(a_record_that_is_behind_gets_nothing_and_deletes_nothing)
+{
+    start();
+    ck_assert_int_eq(propose(1, 0, 100), RC_OK);
+    run_ms(300);
+    struct sim_node *n = &s->nodes[2];
+    const uint64_t last = status(3, 0).last;
+    host_group_remove(n->groups[0], false);
+    n->groups[0] = NULL;
+    struct group *g = NULL;
+    const struct group_spec spec = {
+        .group = 100, .engine = "raft", .replica_id = 2, .initial = s->groups[0].initial, .fsm = &counter_fsm};
+    ck_assert_int_eq(host_group_add(n->host, &spec, &g), RC_STALE);
+    ck_assert_ptr_null(g);
+    ck_assert_ptr_null(host_group_find(n->host, 100));
+    struct glog *log = store_glog_find(n->store->workers, 100);
+    ck_assert_ptr_nonnull(log);
+    ck_assert_uint_eq(glog_last(log), last);
+    ck_assert_uint_eq(glog_replica(log), 3);
+}
+END_TEST
+
 // Node ids are never used again, so in a cluster whose nodes come and go the numbers of nodes known grow.
 START_TEST(nodes_that_came_and_went_cost_a_host_nothing_but_a_name)
 {
@@ -579,6 +633,8 @@ int main(void)
     tcase_add_test(t, a_leader_that_hears_no_majority_steps_down);
     tcase_add_test(t, a_follower_far_behind_is_fed_from_disk_or_snapshot);
     tcase_add_test(t, a_replica_that_takes_the_place_of_another_gets_the_snapshot);
+    tcase_add_test(t, a_replica_does_not_take_over_what_another_left_on_its_node);
+    tcase_add_test(t, a_record_that_is_behind_gets_nothing_and_deletes_nothing);
     tcase_add_test(t, nodes_that_came_and_went_cost_a_host_nothing_but_a_name);
     tcase_add_test(t, the_bound_of_uncommitted_bytes_keeps_a_fifth_for_reserved_commands);
     tcase_add_test(t, a_read_barrier_passes_at_the_leader);
