@@ -9,6 +9,7 @@
 // another name.
 #include "consensus/store/segment.h"
 #include "node/base/log.h"
+#include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -271,16 +272,20 @@ static enum rc load_tables(struct disk *d, struct disk_file *f, uint64_t seq, st
         return RC_CORRUPT;
     }
     TRY(read_exact(d, f, 0, &h, sizeof(h)));
-    TRY(read_exact(d, f, size - sizeof(t), &t, sizeof(t)));
     if (h.magic != SEGMENT_MAGIC || h.crc != crc32c(0, &h, offsetof(struct segment_header_disk, crc)) ||
-        h.seq != seq || t.magic != SEGMENT_TRAILER_MAGIC ||
-        t.crc != crc32c(0, &t, offsetof(struct segment_trailer_disk, crc)) || t.seq != seq ||
-        t.kind != h.kind || t.file_bytes != size ||
-        t.runs_pos + (uint64_t)t.runs_count * sizeof(struct run_disk) + sizeof(t) != size) {
+        h.seq != seq) {
         return RC_CORRUPT;
     }
-    if (h.version != SEGMENT_VERSION) {
+    if (h.version != SEGMENT_VERSION) {  // All behind the header may look otherwise then.
+        log_error("store: segment %" PRIu64 " has format version %u, this program knows %d", seq, h.version,
+                  SEGMENT_VERSION);
         return RC_UNSUPPORTED;
+    }
+    TRY(read_exact(d, f, size - sizeof(t), &t, sizeof(t)));
+    if (t.magic != SEGMENT_TRAILER_MAGIC || t.crc != crc32c(0, &t, offsetof(struct segment_trailer_disk, crc)) ||
+        t.seq != seq || t.kind != h.kind || t.file_bytes != size ||
+        t.runs_pos + (uint64_t)t.runs_count * sizeof(struct run_disk) + sizeof(t) != size) {
+        return RC_CORRUPT;
     }
     size_t bytes = t.runs_count * sizeof(struct run_disk);
     struct run_disk *runs = mem_alloc(bytes == 0 ? 1 : bytes);

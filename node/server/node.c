@@ -27,6 +27,11 @@ static void on_recovered(void *ctx, const struct store_group *g)
     map_put(&n->recovered, g->group, r);
 }
 
+static const char *why_not(enum rc rc)
+{
+    return rc == RC_UNSUPPORTED ? "it was written by a later version of this program" : rc_text(rc);
+}
+
 static enum rc open_store(struct node *n, struct buf *error)
 {
     uint64_t seed;
@@ -49,7 +54,7 @@ static enum rc open_store(struct node *n, struct buf *error)
     struct wal_report report;
     enum rc rc = store_open(&c, on_recovered, n, &report, &n->store);
     if (rc != RC_OK) {
-        buf_printf(error, "cannot open the log store in %s: %s", n->config.data_dir, rc_text(rc));
+        buf_printf(error, "cannot open the log store in %s: %s", n->config.data_dir, why_not(rc));
         return rc;
     }
     n->is_log_suspect = n->is_store_suspect || report.is_corrupt;
@@ -255,7 +260,7 @@ enum rc node_create(struct node *n, struct buf *error)
     rc = identity_open(n->disk, n->config.node_name, env_system_random, &n->identity);
     if (rc != RC_OK) {
         buf_printf(error, "the identity file in %s cannot be used: %s", n->config.data_dir,
-                   rc == RC_CONFLICT ? "the directory belongs to a node of another name" : rc_text(rc));
+                   rc == RC_CONFLICT ? "the directory belongs to a node of another name" : why_not(rc));
         if (rc == RC_CORRUPT) {
             buf_printf(error,
                        "; nothing here can be vouched for without it: delete the data directory %s and start "
