@@ -42,7 +42,7 @@ START_TEST(a_turn_of_many_groups_is_one_range)
     ck_assert_uint_eq(store_worker_submission(fx.workers[0]), before + 1);
     struct wal_submission *s = list_entry(store_wal(fx.store)->waiting.next, struct wal_submission, link);
     ck_assert_uint_eq(s->ranges_count, 1);
-    ck_assert_uint_eq(s->bytes, 30 * record_size(100) + record_size(8));
+    ck_assert_uint_eq(s->bytes, 30 * record_size(100) + record_size(16));
     flush(&fx);  // Nothing laid down: no submission.
     ck_assert_uint_eq(store_worker_submission(fx.workers[0]), before + 1);
 }
