@@ -53,6 +53,13 @@ static void graves_clear(struct arena *a)
     a->graves_bytes = 0;
 }
 
+static void pool_free(struct arena *a)
+{
+    while (a->pool_count > 0) {
+        free(a->pool[--a->pool_count]);
+    }
+}
+
 void arena_deinit(struct arena *a)
 {
     graves_clear(a);
@@ -67,9 +74,7 @@ void arena_deinit(struct arena *a)
             free(a->table[i]);
         }
     }
-    for (uint32_t i = 0; i < a->pool_count; i++) {
-        free(a->pool[i]);
-    }
+    pool_free(a);
     free(a->table);
     free(a->lanes[LANE_ORDINARY].pending);
     free(a->lanes[LANE_LARGE].pending);
@@ -344,6 +349,13 @@ void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
         if (!is_held) {
             chunk_bury(a, c);
         }
+    }
+    if (!a->is_idle) {
+        a->is_trimmed = false;
+    } else if (!a->is_trimmed && a->graves_count == 0) {
+        pool_free(a);
+        mem_trim();
+        a->is_trimmed = true;
     }
 }
 

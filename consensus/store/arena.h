@@ -75,7 +75,8 @@ struct arena {
     struct list memory;     // struct chunk with memory, oldest first.
     struct arena_lane lanes[LANES];
     uint64_t budget;
-    bool is_idle;          // Nothing is written: what is durable needs no memory.
+    bool is_idle;          // Nothing is written: what is durable needs no memory,
+    bool is_trimmed;       // and what it left behind was given back to the system.
     uint64_t bytes;        // Memory of chunks.
     uint32_t chunk_bytes;
     uint32_t range_bytes;  // Longest range handed to the WAL unless it is one record.
@@ -130,7 +131,8 @@ void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t 
                          uint64_t file_offset);
 // Is the large record at `record` still to be applied? Then it is not worth reading from disk again in a moment.
 typedef bool arena_keep_fn(void *ctx, const uint8_t *record);
-// End of a turn: frees what was given back in the turn before, gives back what is over budget.
+// End of a turn: frees what was given back in the turn before, gives back what is over budget; once while idle, all that
+// the allocator holds free (mem_trim).
 void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx);
 // Does a large record that `keep` wants lie in WAL file `file_seq`?
 bool arena_keeps_file(const struct arena *a, uint64_t file_seq, arena_keep_fn *keep, void *ctx);

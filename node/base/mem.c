@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Allocation that ends the process when memory runs out (mem.h).
 #include "node/base/mem.h"
+#include <malloc.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,4 +38,9 @@ char *mem_strndup(const void *text, size_t n)
     }
     copy[n] = '\0';
     return copy;
+}
+
+void mem_trim(void)
+{
+    malloc_trim(0);
 }
