@@ -46,6 +46,9 @@ enum rc config_decode(struct span bytes, struct config *out)
     struct reader r = reader_of(bytes);
     uint8_t version = reader_u8(&r);
     uint8_t count = reader_u8(&r);
+    if (version > CONFIG_VERSION) {
+        return RC_UNSUPPORTED;
+    }
     if (r.is_bad || version != CONFIG_VERSION || count < 1 || count > LIMIT_MEMBERS) {
         return RC_MALFORMED;
     }

@@ -32,7 +32,8 @@ struct config {
 // Payload of a RECORD_CONFIG entry and of the member table elsewhere. Version 1:
 // u8 version, u8 count, count x {u64 replica, u32 node, u8 is_voter}. (A second voter set has its place behind it.)
 void config_encode(const struct config *c, struct buf *to);
-MUST_USE enum rc config_decode(struct span bytes, struct config *out);  // `index` is left 0.
+// `index` is left 0. RC_MALFORMED; RC_UNSUPPORTED: a later version's.
+MUST_USE enum rc config_decode(struct span bytes, struct config *out);
 const struct member *config_find(const struct config *c, uint64_t replica_id);  // NULL if absent.
 const struct member *config_find_node(const struct config *c, uint32_t node_id);
 uint32_t config_voters(const struct config *c);

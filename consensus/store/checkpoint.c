@@ -65,7 +65,7 @@ enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span lines, uint32
 }
 
 // Version 1 does not say whose a log is.
-static bool line_read(struct reader *r, uint32_t version, struct checkpoint_line *l)
+static enum rc line_read(struct reader *r, uint32_t version, struct checkpoint_line *l)
 {
     l->group = reader_u64(r);
     l->replica_id = version == 1 ? 0 : reader_u64(r);
@@ -81,9 +81,9 @@ static bool line_read(struct reader *r, uint32_t version, struct checkpoint_line
     uint64_t config_index = reader_u64(r);
     struct span config = reader_str16(r);
     l->config.count = 0;
-    bool is_good = !r->is_bad && (config.len == 0 || config_decode(config, &l->config) == RC_OK);
+    enum rc rc = r->is_bad ? RC_CORRUPT : config.len == 0 ? RC_OK : config_decode(config, &l->config);
     l->config.index = config_index;
-    return is_good;
+    return rc == RC_OK || rc == RC_UNSUPPORTED ? rc : RC_CORRUPT;
 }
 
 // Takes the pages apart in place. False if one is damaged; *len is what precedes it.
@@ -129,10 +129,9 @@ enum rc checkpoint_read(struct disk *d, uint64_t seq,
     }
     for (uint32_t i = 0; i < count && rc == RC_OK; i++) {
         struct checkpoint_line l;
-        if (line_read(&r, version, &l)) {
+        rc = line_read(&r, version, &l);
+        if (rc == RC_OK) {
             each(ctx, &l);
-        } else {
-            rc = RC_CORRUPT;
         }
     }
     if (rc == RC_OK && (!is_whole || reader_end(&r) != RC_OK)) {

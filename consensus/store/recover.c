@@ -142,6 +142,9 @@ static enum rc recover(struct recovery *r, store_group_fn *each, void *each_ctx,
     TRY(recover_segments(r));
     TRY(open_wal(r, report_out));
     recover_assemble(r, each, each_ctx);
+    if (r->is_later) {
+        return RC_UNSUPPORTED;  // Everything stays as it is for the version that wrote it.
+    }
     clean_up(r);
     return RC_OK;
 }

@@ -41,6 +41,7 @@ struct recovery {
     uint64_t checkpoint_seq;
     bool has_checkpoint;
     bool is_corrupt;         // Damage that cannot be pinned to groups.
+    bool is_later;           // Something was written by a later version: no damage, but nothing we could go on from.
     struct buf runs;         // struct found_run.
     struct buf segments;     // struct segment *.
     struct buf seqs;         // u64: segment numbers found.

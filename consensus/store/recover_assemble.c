@@ -62,7 +62,7 @@ static enum rc read_header(struct store_worker *w, uint64_t group, const struct 
 }
 
 // Makes the group's newest snapshot current (without cutting anything yet).
-static void take_snapshot(struct finding *f, const struct found_run *run)
+static void take_snapshot(struct recovery *r, struct finding *f, const struct found_run *run)
 {
     struct glog *g = f->log;
     struct snapshot_header h = {0};
@@ -72,6 +72,12 @@ static void take_snapshot(struct finding *f, const struct found_run *run)
         h.config.index = f->line_config_index;
     } else {
         rc = read_header(g->worker, g->group, run, &h);
+    }
+    if (rc == RC_UNSUPPORTED) {
+        log_error("store: snapshot %" PRIu64 " of group %" PRIu64 " was written by a later version", run->disk.first,
+                  g->group);
+        r->is_later = true;
+        return;
     }
     if (rc != RC_OK) {
         log_error("store: snapshot %" PRIu64 " of group %" PRIu64 " is damaged", run->disk.first, g->group);
@@ -218,7 +224,7 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
         i++;
     }
     if (i < count && runs[i].disk.flags & RUN_SNAPSHOT) {
-        take_snapshot(f, &runs[i]);
+        take_snapshot(r, f, &runs[i]);
     }
     uint64_t snapshot = glog_snapshot_index(g);
     if (snapshot < f->line_snapshot) {
@@ -285,8 +291,24 @@ static void gather_terms(const struct finding *f, struct buf *out)
     }
 }
 
+// One that lies in a segment.
+static enum rc read_config(struct glog *g, uint64_t index, struct config *out)
+{
+    uint64_t ref = 0, position = 0;
+    const struct run *run = NULL;
+    struct record_disk rec;
+    struct span record;
+    if (glog_find(g, index, &ref, &run) != WHERE_RUN) {
+        return RC_CORRUPT;
+    }
+    TRY(cold_run_position(&g->worker->cold, run, index, &position));
+    TRY(cold_record(&g->worker->cold, (struct cold_file){.seq = run->segment->seq, .is_segment = true}, position,
+                    g->group, index, &rec, &record));
+    return config_decode(span_of(record.ptr + RECORD_HEADER_BYTES, rec.len), out);
+}
+
 // The two newest configs behind the snapshot; those in segments have runs of their own.
-static void gather_configs(struct finding *f, const struct found_run *runs, uint32_t count,
+static void gather_configs(struct recovery *r, struct finding *f, const struct found_run *runs, uint32_t count,
                            struct store_group *out)
 {
     struct glog *g = f->log;
@@ -311,20 +333,15 @@ static void gather_configs(struct finding *f, const struct found_run *runs, uint
         if (best[i] == 0) {
             continue;
         }
-        uint64_t ref = 0, position = 0;
-        const struct run *run = NULL;
-        struct record_disk rec;
-        struct span record;
-        enum glog_where where = glog_find(g, best[i], &ref, &run);
-        if (where != WHERE_RUN || cold_run_position(&g->worker->cold, run, best[i], &position) != RC_OK ||
-            cold_record(&g->worker->cold, (struct cold_file){.seq = run->segment->seq, .is_segment = true},
-                        position, g->group, best[i], &rec, &record) != RC_OK ||
-            config_decode(span_of(record.ptr + RECORD_HEADER_BYTES, rec.len), &found[n]) != RC_OK) {
-            log_error("store: configuration %" PRIu64 " of group %" PRIu64 " is damaged", best[i], g->group);
-            f->is_amnesiac = true;
+        enum rc rc = read_config(g, best[i], &found[n]);
+        if (rc == RC_OK) {
+            found[n++].index = best[i];
             continue;
         }
-        found[n++].index = best[i];
+        log_error("store: configuration %" PRIu64 " of group %" PRIu64 " %s", best[i], g->group,
+                  rc == RC_UNSUPPORTED ? "was written by a later version" : "is damaged");
+        r->is_later |= rc == RC_UNSUPPORTED;
+        f->is_amnesiac |= rc != RC_UNSUPPORTED;
     }
     uint32_t from = f->configs_count > 2 ? f->configs_count - 2 : 0;
     for (uint32_t i = from; i < f->configs_count; i++) {
@@ -367,7 +384,7 @@ static void report(struct recovery *r, struct finding *f, const struct found_run
     gather_terms(f, &terms);
     out.runs = (const struct term_run *)(const void *)terms.ptr;
     out.runs_count = (uint32_t)(terms.len / sizeof(struct term_run));
-    gather_configs(f, runs, count, &out);
+    gather_configs(r, f, runs, count, &out);
     g->is_amnesiac = f->is_amnesiac || r->is_corrupt;
     out.is_amnesiac = g->is_amnesiac;
     out.is_hiding = f->is_hiding || r->is_corrupt;

@@ -227,20 +227,23 @@ static uint64_t replay_ref(struct recovery *r, struct store_worker *w, uint64_t 
     return ref_of(r->chunks[w->index], (uint32_t)file_offset);
 }
 
-static void replay_config(struct finding *f, uint64_t index, struct span payload)
+static enum rc replay_config(struct finding *f, uint64_t index, struct span payload)
 {
     f->configs = mem_realloc(f->configs, (f->configs_count + 1) * sizeof(*f->configs));
     struct config_at *c = &f->configs[f->configs_count];
     c->index = index;
-    if (config_decode(payload, &c->config) != RC_OK) {
-        f->is_amnesiac = true;  // The sum was right: written by a version that we are not.
-        return;
+    enum rc rc = config_decode(payload, &c->config);
+    if (rc == RC_OK) {
+        c->config.index = index;
+        f->configs_count++;
+    } else if (rc != RC_UNSUPPORTED) {
+        f->is_amnesiac = true;
+        rc = RC_OK;
     }
-    c->config.index = index;
-    f->configs_count++;
+    return rc;
 }
 
-static void replay_entry(struct finding *f, const struct wal_recovered *e, uint64_t ref)
+static enum rc replay_entry(struct finding *f, const struct wal_recovered *e, uint64_t ref)
 {
     struct glog *g = f->log;
     uint64_t index = e->record.index, end = g->window_first + g->window_count;
@@ -263,9 +266,7 @@ static void replay_entry(struct finding *f, const struct wal_recovered *e, uint6
         }
         f->terms[f->terms_count++] = (struct term_run){.first = index, .term = e->record.term};
     }
-    if (e->record.kind == RECORD_CONFIG) {
-        replay_config(f, index, e->payload);
-    }
+    return e->record.kind == RECORD_CONFIG ? replay_config(f, index, e->payload) : RC_OK;
 }
 
 // A tombstone stands between two replicas of a group here, and ids rise: without it, where the later one began is
@@ -325,8 +326,7 @@ enum rc recover_record(void *ctx, const struct wal_recovered *e)
     case RECORD_ENTRY:
     case RECORD_CONFIG:
     case RECORD_NOOP:
-        replay_entry(f, e, ref);
-        break;
+        return replay_entry(f, e, ref);
     case RECORD_HARD_STATE:
         replay_hard_state(f, e);
         break;

@@ -160,8 +160,8 @@ enum rc snapshot_header_decode(struct span bytes, struct snapshot_header *out)
     out->state_bytes = reader_u64(&r);
     uint64_t config_index = reader_u64(&r);
     struct span config = reader_str16(&r);
-    if (config.len > 0 && config_decode(config, &out->config) != RC_OK) {
-        return RC_MALFORMED;
+    if (config.len > 0) {
+        TRY(config_decode(config, &out->config));
     }
     out->config.index = config_index;
     uint32_t count = reader_u32(&r);

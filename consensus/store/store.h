@@ -57,6 +57,7 @@ struct store_group {
 typedef void store_group_fn(void *ctx, const struct store_group *g);
 
 // Reads checkpoint, segments, WAL (blocking; before the threads start). Groups with a tombstone are not reported.
+// RC_UNSUPPORTED: a later version has written something here; it is all still there.
 MUST_USE enum rc store_open(const struct store_config *config, store_group_fn *each, void *each_ctx,
                             struct wal_report *report, struct store **out);
 void store_close(struct store *s);

@@ -119,7 +119,7 @@ START_TEST(limits_of_members_and_voters_hold)
     const uint8_t too_many[] = {1, LIMIT_MEMBERS + 1};
     ck_assert_int_eq(config_decode(span_of(too_many, sizeof(too_many)), &c), RC_MALFORMED);
     const uint8_t other_version[] = {2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1};
-    ck_assert_int_eq(config_decode(span_of(other_version, sizeof(other_version)), &c), RC_MALFORMED);
+    ck_assert_int_eq(config_decode(span_of(other_version, sizeof(other_version)), &c), RC_UNSUPPORTED);
 }
 END_TEST
 
