@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """Versions side by side (CL-32), as far as there is one version today: what a node says to one that speaks others, and what it does
 with files that a later version has written. A level that the cluster raises together comes with the first change that needs one.
+
+OLD_BUILD=DIR also rolls a cluster of the build in DIR to this one node by node under load, and one node back half-way.
 """
 import glob, hashlib, hmac, os, shutil, socket, struct, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
@@ -247,7 +249,63 @@ def goes_on(c):
     return ([] if good else [f"{len(p.confirmed)} of 20 confirmed"]) + ([] if there else [f"{c.json('n3', 'list_queues', 'name', 'messages')}, not {state['next']}"])
 
 
-state = {"next": 0}
+# ---- from an older build to this one ---------------------------------------------------------------------------------
+
+def other_build(c, node, directory, limit_s=60):
+    """Restarts the node with the programs of a build. Returns what it said, None if it came up."""
+    log = len(c.do("logs", node).stdout)
+    c.do("stop", node, check=False)
+    c.do("start", node, env={"WARREN_BUILD": directory})
+    if c.do("await", node, limit_s, check=False).returncode: return c.do("logs", node).stdout[log:]
+    c.ctl(node, "-q", "await_online_nodes", "3", "--timeout", "30")
+    return None
+
+
+def is_whole(c, node):
+    """Every queue has three members that vote."""
+    return all([r["Membership"] for r in c.json(node, "quorum_status", q["name"])] == ["voter"] * 3 for q in c.json(node, "list_queues", "name"))
+
+
+def changed_under_load(c, node, what):
+    """Something is done to a node while clients of the other two publish and consume."""
+    others = [n for n in ("n1", "n2", "n3") if n != node]
+    queue = f"rolled-{state['queues']}"
+    state["queues"] += 1
+    c.declare(others[0], queue)
+    p, k = Publisher(c, others[0], queue, rate=500, size=1000), Consumer(c, others[1], queue)
+    for s in (p, k): s.start(); s.ready.wait(10)
+    wrong = what() or []
+    if not until(lambda: is_whole(c, others[0]), 30, 0.2): wrong.append(f"{node}: not every queue is whole again")
+    c.lead(queue, node, 20)  # It leads, and gives it back, in the mix.
+    before = len(p.confirmed)
+    until(lambda: len(p.confirmed) > before + 300 or p.error, 20)
+    c.lead(queue, others[0], 20)
+    if not p.drain(30) or p.error or k.error: wrong.append(f"{node}: {len(p.by_tag)} not confirmed, publisher {p.error}, consumer {k.error}")
+    if not k.wait_for(p.confirmed): wrong.append(f"{node}: not everything arrived")
+    wrong += [f"{node}: {w}" for w in check_deliveries(k.got, p.confirmed, p.next)]
+    print(f"# {node}: {len(p.confirmed)} confirmed, longest time without a confirm {p.longest_gap() * 1000:.0f} ms", flush=True)
+    for s in (p, k): s.stop()
+    return wrong
+
+
+def rolled(c, old):
+    wrong = changed_under_load(c, "n3", lambda: (lambda said: [f"n3 does not come up: {said[-300:]}"] if said else [])(other_build(c, "n3", build)))
+
+    def back():
+        said = other_build(c, "n3", old, 10)
+        if said is None: return []
+        print("# the older build says: " + said.strip().splitlines()[-1][-200:], flush=True)
+        c.do("wipe", "n3")  # What it cannot read it can do without: the others have it.
+        said = other_build(c, "n3", old)
+        return [f"n3 does not come back: {said[-300:]}"] if said else []
+
+    wrong += changed_under_load(c, "n3", back)
+    for n in ("n2", "n3", "n1"):
+        wrong += changed_under_load(c, n, lambda: (lambda said: [f"{n} does not come up: {said[-300:]}"] if said else [])(other_build(c, n, build)))
+    return wrong
+
+
+state = {"next": 0, "queues": 0}
 with Cluster(3, conf="warren.wal_file_bytes = 1MiB\nwarren.memtable_bytes = 8MiB\n") as c:
     c.declare("n1", "versions")
     p = Publisher(c, "n1", "versions", size=5000, limit=1500)
@@ -260,4 +318,8 @@ with Cluster(3, conf="warren.wal_file_bytes = 1MiB\nwarren.memtable_bytes = 8MiB
     t.run("CL-32: one that speaks ours too, and says what nobody here knows, is heard in ours", heard, c)
     for what, pattern, change in FILES:
         t.run(f"CL-32: {what} of a later version stops the start, changes nothing, and the way back is open", untouched, c, what, pattern, change)
+OLD = os.environ.get("OLD_BUILD")
+if OLD:
+    with Cluster(3, conf="warren.wal_file_bytes = 1MiB\nwarren.memtable_bytes = 8MiB\n", env={"WARREN_BUILD": OLD, "WARREN_CLUSTER_DIR": ROOT}) as c:
+        t.run("CL-32: a cluster is rolled from an older build node by node, half-way back, and on, under load and without loss", rolled, c, OLD)
 t.end()

@@ -13,7 +13,7 @@ class Cluster:
 
     def __init__(self, nodes=3, conf=None, env=None):
         self.nodes = nodes
-        self.env = dict(os.environ, WARREN_BUILD=build, **(env or {}))
+        self.env = {**os.environ, "WARREN_BUILD": build, **(env or {})}
         if os.environ.get("WARREN_TEST_WORKERS"):  # Every node with so many workers, whatever the machine has.
             conf = (conf or "") + f"warren.workers = {int(os.environ['WARREN_TEST_WORKERS'])}\n"
         if conf:
