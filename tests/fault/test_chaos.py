@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Chaos: nodes on hosts of their own are killed, stopped, paused, wiped, lose power, lose or slow their links, run out of disk,
+"""Chaos (CL-11): nodes on hosts of their own are killed, stopped, paused, wiped, lose power, lose or slow their links, run out of disk,
 one or several at a time, while clients on every node publish and consume and keep books (tests/ledger). After each healing
 every queue must be usable on every node within 5 s, to which the time is added in which the machine's own disk stood still.
 

@@ -59,7 +59,7 @@ def fails(c, node, thread, calls, queue, provoke=None):
 
 CASES = [("n1", "wal", "fdatasync,fsync", None), ("n2", "wal", "pwritev,pwritev2,pwrite64", None), ("n3", "cold", "fdatasync,fsync", None),
          ("n1", "meta", "fdatasync,fsync", lambda c, others: [c.declare(others[0], f"made{i}") for i in range(3)])]
-TEXT = "{} of the {} thread of {} fail with EIO: the node ends, others lead, nothing confirmed is lost, it comes back"
+TEXT = "AL-07: {} of the {} thread of {} fail with EIO: the node ends, others lead, nothing confirmed is lost, it comes back"
 if not shutil.which("strace"):
     for node, thread, calls, _ in CASES: t.skip(TEXT.format(calls, thread, node), "strace is not installed")
     t.end()

@@ -309,6 +309,6 @@ with Cluster(5) as c:
     tap.run("nodes that die in the middle of it leave no queue half-way", killed_in_the_middle, c)
     tap.run("a node that is down can be taken out, and comes back with nothing of it", off_a_node_that_is_down, c)
     tap.run("queues are placed where the fewest are, and led where that was asked for", placed, c)
-    tap.run("queues declared while a node is down have all their members once it is back, with leads spread", repaired, c)
+    tap.run("CL-29: queues declared while a node is down have all their members once it is back, with leads spread", repaired, c)
     tap.run("CL-05: forget and grow in parallel, each said twice: every queue ends with what is wanted", forgotten, c)
 tap.end()

@@ -1,11 +1,13 @@
 #!/usr/bin/python3
 """Restarts: all orders (CR-17), crashes while booting (CR-08), rolling without waiting (CL-17), foreign files (CR-11), a second
-process on one directory (CR-20). ROUNDS=n (5 rounds of crashes and rolls; the cases ask for 200 and 20)."""
+process on one directory (CR-20). ROUNDS=n (5 rounds of crashes and rolls; the cases ask for 200 and 20),
+GAP_S=n (0.2 s until the second node is started; the case asks for 60 and 600 too)."""
 import itertools, os, random, shutil, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from warren import *
 
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
+GAP_S = float(os.environ.get("GAP_S", "0.2"))
 NODES = ("n1", "n2", "n3")
 t = Tap()
 random.seed(7)
@@ -31,7 +33,7 @@ def orders(c):
             write(c)
             for n in NODES: c.do(how, n)
             c.do("start", order[0])
-            time.sleep(0.2)
+            time.sleep(GAP_S)
             s = until(lambda: c.ctl(order[0], "status", "--formatter", "json", check=False).stdout, 10)
             if '"waiting_for":""' in s: wrong.append(f"{order[0]} alone says it is up")
             c.do("start", order[1])
@@ -83,17 +85,29 @@ def boot_crashes(c):
 
 
 def rolling(c):
+    """Each node in turn, 1 s after the one before was started; clients are at a node that stays."""
     wrong = []
-    for i in range(ROUNDS):
-        p = Publisher(c, "n1", "restart", start=written["count"], rate=500); p.start()
+
+    def publisher(node):
+        p = Publisher(c, node, "restart", start=written["count"], rate=500); p.start()
         p.ready.wait(5)
-        for n in ("n3", "n2"):
-            c.do("kill", n); c.do("start", n); time.sleep(1)
-        end = time.monotonic()
+        return p
+
+    def end(p):
         if not p.drain(30): wrong.append(f"round {i}: {len(p.by_tag)} not confirmed 30 s after the last start")
         if p.error: wrong.append(f"round {i}: {p.error}")
         written["count"] += len(p.confirmed)
         p.stop()
+
+    for i in range(ROUNDS):
+        p = publisher("n1")
+        for n in ("n3", "n2"):
+            c.do("kill", n); c.do("start", n); time.sleep(1)
+        end(p)
+        c.do("await", "n3")
+        p = publisher("n3")
+        c.do("kill", "n1"); c.do("start", "n1"); time.sleep(1)
+        end(p)
         for n in NODES: c.do("await", n)
     if not all_there(c): wrong.append(f"{c.json('n1', 'list_queues', 'name', 'messages')}, expected {written['count']}")
     return wrong
