@@ -11,7 +11,50 @@
 #include <assert.h>
 #include <stdlib.h>
 
-// ---- references ----------------------------------------------------------------------------------------------------
+// ---- what is under way, and references -----------------------------------------------------------------------------
+
+struct group_work *group_work(struct group *g)
+{
+    if (g->work) {
+        return g->work;
+    }
+    struct host *h = g->host;
+    struct list *l = list_pop(&h->work_pool);
+    struct group_work *w = l ? list_entry(l, struct group_work, dirty) : mem_alloc(sizeof(*w));
+    h->work_pool_count -= l != NULL;
+    *w = (struct group_work){.group = g, .proposed_first = UINT64_MAX, .ack_slot = UINT32_MAX};
+    list_init(&w->dirty);
+    list_init(&w->news);
+    list_init(&w->reads);
+    g->work = w;
+    return w;
+}
+
+static void work_free(struct group *g)
+{
+    struct host *h = g->host;
+    struct group_work *w = g->work;
+    g->work = NULL;
+    if (h->work_pool_count < HOST_WORK_POOL) {
+        list_add_head(&h->work_pool, &w->dirty);
+        h->work_pool_count++;
+    } else {
+        free(w);
+    }
+}
+
+void group_rest(struct group *g)
+{
+    const struct group_work *w = g->work;
+    if (!w || (g->flags & (GROUP_WROTE | GROUP_WROTE_HARD_STATE))) {
+        return;
+    }
+    const bool is_listed = !list_is_empty(&w->dirty) || !list_is_empty(&w->news) || !list_is_empty(&w->reads);
+    const bool is_sending = w->notes > 0 || w->gated_first || w->blocked || w->feeding != 0;
+    if (!is_listed && !is_sending && w->uncommitted == 0 && !w->config_applied) {
+        work_free(g);
+    }
+}
 
 void group_ref(struct group *g)
 {
@@ -23,8 +66,12 @@ void group_unref(struct group *g)
     assert(g->refs > 0);
     if (--g->refs == 0) {
         assert(g->flags & GROUP_REMOVED);
-        assert(list_is_empty(&g->ready) && list_is_empty(&g->dirty));
-        free(g->config_applied);
+        assert(list_is_empty(&g->ready));
+        if (g->work) {
+            assert(list_is_empty(&g->work->dirty));
+            free(g->work->config_applied);
+            work_free(g);
+        }
         free(g);
     }
 }
@@ -53,7 +100,8 @@ static void hold_back(struct group *g, uint32_t node, const struct consensus_msg
     x->node = node;
     x->msg = *m;
     // Several answers of one kind to one replica: the newest says it all.
-    struct gated *last = g->gated_last;
+    struct group_work *w = group_work(g);
+    struct gated *last = w->gated_last;
     if (last && m->type == MSG_APPEND_REPLY && last->msg.type == m->type && last->msg.to == m->to &&
         last->msg.term == m->term && !m->is_rejected && !last->msg.is_rejected) {
         last->msg = *m;
@@ -64,9 +112,9 @@ static void hold_back(struct group *g, uint32_t node, const struct consensus_msg
     if (last) {
         last->next = x;
     } else {
-        g->gated_first = x;
+        w->gated_first = x;
     }
-    g->gated_last = x;
+    w->gated_last = x;
 }
 
 static void execute_messages(struct group *g, struct consensus_out *out)
@@ -86,7 +134,8 @@ static void execute_messages(struct group *g, struct consensus_out *out)
             continue;
         }
         // Nothing on its way to the disk: what is gated may leave at once.
-        const bool is_clean = g->notes == 0 && !(g->flags & (GROUP_WROTE | GROUP_WROTE_HARD_STATE)) && !g->gated_first;
+        const bool is_clean = !(g->flags & (GROUP_WROTE | GROUP_WROTE_HARD_STATE)) &&
+                              (!g->work || (g->work->notes == 0 && !g->work->gated_first));
         if (out->msgs[i].gate == GATE_AFTER_WAL && !is_clean) {
             hold_back(g, node, m);
             group_mark_dirty(g);
@@ -133,7 +182,7 @@ static void execute_writes(struct group *g, struct consensus_out *out, struct sp
 {
     if (out->has_hard_state) {
         glog_write_hard_state(g->log, out->hard_state);
-        g->hard_state = out->hard_state;
+        group_work(g)->hard_state = out->hard_state;
         g->flags |= GROUP_WROTE_HARD_STATE;
         group_mark_dirty(g);
     }
@@ -173,13 +222,11 @@ static void execute_role(struct group *g)
     host_liveness_list(g, st.leader_node);
     count_campaign(g, st.role == ROLE_PRE_CANDIDATE || st.role == ROLE_CANDIDATE);
     if (st.role == ROLE_LEADER) {
-        h->metrics.elections += g->proposed_first == UINT64_MAX && st.config->count > 1;
-    } else {
-        g->uncommitted = 0;
-        g->proposed_first = UINT64_MAX;
-        if (!list_is_empty(&g->news)) {
-            list_remove(&g->news);
-        }
+        h->metrics.elections += (!g->work || g->work->proposed_first == UINT64_MAX) && st.config->count > 1;
+    } else if (g->work) {
+        g->work->uncommitted = 0;
+        g->work->proposed_first = UINT64_MAX;
+        list_remove(&g->work->news);
     }
     if (g->flags & GROUP_RECEIVING) {
         host_snapshot_role(g, st.leader);
@@ -216,7 +263,7 @@ void group_timer_update(struct group *g)
         return;
     }
     uint64_t due = g->ops->deadline(g->replica);
-    if (!list_is_empty(&g->reads)) {
+    if (group_has_reads(g)) {
         const uint64_t read = host_read_deadline(g);
         due = read < due ? read : due;
     }
@@ -307,8 +354,9 @@ static void keep_applied_config(struct group *g, const struct group_spec *spec, 
                                 const struct replica_start *s)
 {
     if (s->config.index > s->snapshot_index) {
-        g->config_applied = mem_alloc(sizeof(struct config));
-        *g->config_applied = r && r->snapshot_config.count > 0 ? r->snapshot_config : spec->initial;
+        struct group_work *w = group_work(g);
+        w->config_applied = mem_alloc(sizeof(struct config));
+        *w->config_applied = r && r->snapshot_config.count > 0 ? r->snapshot_config : spec->initial;
     }
 }
 
@@ -361,13 +409,9 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     g->refs = 1;
     g->deadline = UINT64_MAX;
     g->heap_pos = HOST_TIMER_NONE;
-    g->proposed_first = UINT64_MAX;
     g->handed = start.snapshot_index;
     list_init(&g->ready);
-    list_init(&g->dirty);
     list_init(&g->by_leader);
-    list_init(&g->news);
-    list_init(&g->reads);
     g->log = recovered ? recovered->log : NULL;
     if (g->log == NULL) {
         g->log = store_glog_find(h->store, spec->group);
@@ -397,6 +441,22 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     return RC_OK;
 }
 
+// Nothing more goes out for the group.
+static void work_cancel(struct group *g)
+{
+    struct host *h = g->host;
+    struct group_work *w = g->work;
+    list_remove(&w->dirty);
+    list_remove(&w->news);
+    while (w->gated_first) {
+        struct gated *m = w->gated_first;
+        w->gated_first = m->next;
+        m->next = h->gated_pool;
+        h->gated_pool = m;
+    }
+    w->gated_last = NULL;
+}
+
 void host_group_remove(struct group *g, bool is_deleted)
 {
     struct host *h = g->host;
@@ -410,16 +470,10 @@ void host_group_remove(struct group *g, bool is_deleted)
     host_liveness_unlist(g);
     list_remove(&g->all);
     list_remove(&g->ready);
-    list_remove(&g->dirty);
-    list_remove(&g->news);
     map_remove(&h->map, g->id);
-    while (g->gated_first) {
-        struct gated *m = g->gated_first;
-        g->gated_first = m->next;
-        m->next = h->gated_pool;
-        h->gated_pool = m;
+    if (g->work) {
+        work_cancel(g);
     }
-    g->gated_last = NULL;
     g->ops->destroy(g->replica);
     g->replica = NULL;
     if (is_deleted) {
@@ -486,7 +540,8 @@ static bool is_over(struct group *g, uint64_t bytes, bool is_reserved)
     const uint64_t uncommitted_max =
         is_reserved ? LIMIT_GROUP_UNCOMMITTED_BYTES : LIMIT_FOR_PUBLISH(LIMIT_GROUP_UNCOMMITTED_BYTES);
     const uint64_t pending_max = is_reserved ? LIMIT_WAL_PENDING_BYTES : LIMIT_FOR_PUBLISH(LIMIT_WAL_PENDING_BYTES);
-    if (g->uncommitted >= uncommitted_max || store_worker_unsynced_bytes(h->store) >= pending_max) {
+    const uint64_t uncommitted = g->work ? g->work->uncommitted : 0;
+    if (uncommitted >= uncommitted_max || store_worker_unsynced_bytes(h->store) >= pending_max) {
         return true;
     }
     return !is_reserved && glog_is_over_budget(g->log, bytes);
@@ -519,9 +574,10 @@ enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t p
     // Room was checked above: from here on nothing can refuse (an index given out is always filled).
     const enum rc rc = glog_append(g->log, *index_out, *term_out, RECORD_ENTRY, 0, parts, parts_count, true);
     assert(rc == RC_OK);
-    g->uncommitted += record_size((uint32_t)len);
-    if (g->proposed_first == UINT64_MAX) {
-        g->proposed_first = *index_out;
+    struct group_work *w = group_work(g);
+    w->uncommitted += record_size((uint32_t)len);
+    if (w->proposed_first == UINT64_MAX) {
+        w->proposed_first = *index_out;
     }
     g->host->metrics.proposals++;
     g->flags |= GROUP_WROTE;

@@ -110,8 +110,9 @@ void group_ready(struct group *g, uint16_t flags)
 
 void group_mark_dirty(struct group *g)
 {
-    if (list_is_empty(&g->dirty)) {
-        list_add_tail(&g->host->dirty, &g->dirty);
+    struct group_work *w = group_work(g);
+    if (list_is_empty(&w->dirty)) {
+        list_add_tail(&g->host->dirty, &w->dirty);
     }
 }
 
@@ -141,7 +142,8 @@ static void notes_collect(struct host *h, struct list *notes, struct list *large
 {
     struct list *l;
     while ((l = list_pop(&h->dirty)) != NULL) {
-        struct group *g = list_entry(l, struct group, dirty);
+        struct group_work *w = list_entry(l, struct group_work, dirty);
+        struct group *g = w->group;
         struct consensus_status st;
         g->ops->status(g->replica, &st);
         struct note *n = note_take(h);
@@ -150,11 +152,11 @@ static void notes_collect(struct host *h, struct list *notes, struct list *large
         n->epoch = st.log_epoch;
         n->last = st.last;
         n->has_hard_state = (g->flags & GROUP_WROTE_HARD_STATE) != 0;
-        n->hard_state = g->hard_state;
-        n->gated = g->gated_first;
-        g->gated_first = g->gated_last = NULL;
+        n->hard_state = w->hard_state;
+        n->gated = w->gated_first;
+        w->gated_first = w->gated_last = NULL;
         g->flags &= (uint16_t)~(GROUP_WROTE_HARD_STATE | GROUP_WROTE);
-        g->notes++;
+        w->notes++;
         group_ref(g);
         n->base.group = g->id;
         list_add_tail(!group_is_gone(g) && glog_is_large(g->log) ? large : notes, &n->base.link);
@@ -179,8 +181,8 @@ static void notes_collect(struct host *h, struct list *notes, struct list *large
 static void note_group_done(struct host *h, struct note *n)
 {
     struct group *g = n->group;
-    assert(g->notes > 0);
-    g->notes--;
+    assert(g->work && g->work->notes > 0);
+    g->work->notes--;
     if (!group_is_gone(g)) {
         // Answers first: what the engine says after them is newer.
         for (struct gated *m = n->gated; m; m = m->next) {
@@ -200,6 +202,7 @@ static void note_group_done(struct host *h, struct note *n)
         }
     }
     gated_free(h, n->gated);
+    group_rest(g);
     group_unref(g);
 }
 
@@ -223,7 +226,7 @@ void host_wal_done(struct host *h, struct wal_submission *s)
             }
         } else if (h->is_failed) {
             gated_free(h, n->gated);
-            n->group->notes--;
+            n->group->work->notes--;
             group_unref(n->group);
         } else {
             note_group_done(h, n);
@@ -284,12 +287,12 @@ static void timers_run(struct host *h)
 static void delayed_run(struct host *h)
 {
     while (!list_is_empty(&h->news)) {
-        struct group *g = list_entry(h->news.next, struct group, news);
-        if (g->news_due > h->now) {
+        struct group_work *w = list_entry(h->news.next, struct group_work, news);
+        if (w->news_due > h->now) {
             break;
         }
-        list_remove(&g->news);
-        group_ready(g, GROUP_SEND | GROUP_NEWS);
+        list_remove(&w->news);
+        group_ready(w->group, GROUP_SEND | GROUP_NEWS);
     }
     while (!list_is_empty(&h->retries)) {
         struct retry *r = list_entry(h->retries.next, struct retry, link);
@@ -329,6 +332,7 @@ static void group_run(struct group *g)
     if ((flags & GROUP_SEND) && !group_is_gone(g)) {
         host_send_group(g, (flags & GROUP_NEWS) != 0);
     }
+    group_rest(g);
 }
 
 // Peers with room again: the entry that goes in pieces, groups that waited.
@@ -390,7 +394,7 @@ static uint64_t next_due(struct host *h, bool is_more, uint64_t snapshots_due)
     const uint64_t timer = host_timer_next(h);
     due = timer < due ? timer : due;
     if (!list_is_empty(&h->news)) {
-        const uint64_t t = list_entry(h->news.next, struct group, news)->news_due;
+        const uint64_t t = list_entry(h->news.next, struct group_work, news)->news_due;
         due = t < due ? t : due;
     }
     if (!list_is_empty(&h->retries)) {
@@ -578,7 +582,8 @@ struct host *host_create(const struct host_config *config)
     h->upcalls = (struct net_upcalls){
         .frame = on_frame, .reset = on_reset, .writable = on_writable, .node_state = on_node_state, .ctx = h};
     struct list *lists[] = {&h->groups,     &h->ready,      &h->dirty,         &h->news,  &h->no_leader, &h->retries,
-                            &h->reads_done, &h->snap_sends, &h->snap_receives, &h->peers, &h->note_pool, &h->watchers};
+                            &h->reads_done, &h->snap_sends, &h->snap_receives, &h->peers, &h->note_pool, &h->work_pool,
+                            &h->watchers};
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         list_init(lists[i]);
     }
@@ -639,6 +644,9 @@ void host_destroy(struct host *h)
     while (!list_is_empty(&h->note_pool)) {
         free(list_entry(list_pop(&h->note_pool), struct note, base.link));
     }
+    while (!list_is_empty(&h->work_pool)) {
+        free(list_entry(list_pop(&h->work_pool), struct group_work, dirty));
+    }
     while (h->gated_pool) {
         struct gated *m = h->gated_pool;
         h->gated_pool = m->next;
@@ -665,7 +673,8 @@ void host_metrics(const struct host *h, struct host_metrics *out)
         if (p->node == h->config.node_id) {
             list_each(j, &p->by_leader) {
                 out->leaders++;
-                out->uncommitted_bytes += list_entry(j, struct group, by_leader)->uncommitted;
+                const struct group *g = list_entry(j, struct group, by_leader);
+                out->uncommitted_bytes += g->work ? g->work->uncommitted : 0;
             }
         }
     }

@@ -14,30 +14,43 @@
 
 // ---- configuration at the applied index ----------------------------------------------------------------------------
 
+static struct config *applied_make(struct group *g)
+{
+    struct group_work *w = group_work(g);
+    if (w->config_applied == NULL) {
+        w->config_applied = mem_alloc(sizeof(struct config));
+    }
+    return w->config_applied;
+}
+
+void host_config_forget(struct group *g)
+{
+    if (g->work) {
+        free(g->work->config_applied);
+        g->work->config_applied = NULL;
+    }
+}
+
 void group_config_before(struct group *g)
 {
     struct consensus_status st;
     g->ops->status(g->replica, &st);
     if (st.config->index <= g->handed) {
         // The engine's is the applied one now, and will not be in a moment.
-        if (g->config_applied == NULL) {
-            g->config_applied = mem_alloc(sizeof(struct config));
-        }
-        config_copy(g->config_applied, st.config);
+        config_copy(applied_make(g), st.config);
     }
-    assert(g->config_applied != NULL);
+    assert(g->work && g->work->config_applied != NULL);
 }
 
 const struct config *group_config_applied(struct group *g, struct consensus_status *st)
 {
     g->ops->status(g->replica, st);
     if (st->config->index <= g->handed) {
-        free(g->config_applied);
-        g->config_applied = NULL;
+        host_config_forget(g);
         return st->config;
     }
-    assert(g->config_applied != NULL);
-    return g->config_applied;
+    assert(g->work && g->work->config_applied != NULL);
+    return g->work->config_applied;
 }
 
 static void config_applied_now(struct group *g, const struct entry *e)
@@ -45,17 +58,13 @@ static void config_applied_now(struct group *g, const struct entry *e)
     struct consensus_status st;
     g->ops->status(g->replica, &st);
     if (st.config->index == e->index) {
-        free(g->config_applied);
-        g->config_applied = NULL;
+        host_config_forget(g);
     } else if (st.config->index > e->index) {
         struct config c;
         const enum rc rc = config_decode(e->payload, &c);
         assert(rc == RC_OK);  // Decoded when it was appended.
         c.index = e->index;
-        if (g->config_applied == NULL) {
-            g->config_applied = mem_alloc(sizeof(struct config));
-        }
-        *g->config_applied = c;
+        *applied_make(g) = c;
     }
 }
 
@@ -78,9 +87,10 @@ static void give(struct group *g, const struct entry *entries, uint32_t n)
         if (entries[i].kind == RECORD_CONFIG) {
             config_applied_now(g, &entries[i]);
         }
-        if (entries[i].index >= g->proposed_first) {
+        struct group_work *w = g->work;
+        if (w && entries[i].index >= w->proposed_first) {
             const uint64_t size = record_size((uint32_t)entries[i].payload.len);
-            g->uncommitted -= size < g->uncommitted ? size : g->uncommitted;
+            w->uncommitted -= size < w->uncommitted ? size : w->uncommitted;
         }
     }
     const uint64_t before = g->handed;
@@ -187,7 +197,8 @@ static void cold_done(struct glog_read *r)
     struct group *g = c->group;
     struct host *h = g->host;
     if (c->node != h->config.node_id) {
-        g->feeding &= ~(1ull << host_peer(h, c->node)->slot);
+        assert(g->work);  // Kept while `feeding` has a bit.
+        g->work->feeding &= ~(1ull << host_peer(h, c->node)->slot);
     }
     if (!group_is_gone(g) && !h->is_failed) {
         if (c->node == h->config.node_id) {
@@ -225,7 +236,7 @@ void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t 
     if (node == g->host->config.node_id) {
         g->flags |= GROUP_COLD;
     } else {
-        g->feeding |= 1ull << host_peer(g->host, node)->slot;
+        group_work(g)->feeding |= 1ull << host_peer(g->host, node)->slot;
     }
     g->host->metrics.cold_reads++;
     glog_read_start(g->log, &c->read);

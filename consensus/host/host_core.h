@@ -24,6 +24,7 @@ enum {
                                       // from its sockets.
     HOST_READY_BATCH = 2048,          // Ready groups run per turn, for the same reason.
     HOST_CAMPAIGNS_MAX = 2048,        // Groups that ask for votes at a time; the others wait for them,
+    HOST_WORK_POOL = 1024,            // Free group_works kept.
     HOST_HANDLERS = 16,
     HOST_FEED_SLOTS = 64,             // Bits of group.feeding; with more peers several share one.
     HOST_SNAPSHOT_PIECE = 512 << 10,
@@ -92,6 +93,24 @@ enum group_flag {
     GROUP_LOST = 4096,     // Damage was found in its log or snapshot: nothing is applied any more (law 2).
 };
 
+// What a group needs only while something of it is under way. Made by group_work, given back by group_rest.
+struct group_work {
+    struct group *group;
+    struct list dirty;        // host.dirty: wants a note in the next submission.
+    struct list news;         // host.news, by news_due.
+    struct list reads;        // struct read: outstanding barriers.
+    struct blocked *blocked;
+    uint64_t uncommitted;     // Bytes proposed here and not applied yet,
+    uint64_t proposed_first;  // from this index on. UINT64_MAX: none.
+    uint64_t news_due;
+    uint64_t feeding;         // Peers (by slot) for which a cold read is under way.
+    struct config *config_applied;  // Only while the newest config entry is not applied: the one before it.
+    struct gated *gated_first, *gated_last;
+    struct hard_state hard_state;  // To be noted (GROUP_WROTE_HARD_STATE).
+    uint32_t notes;           // Notes on their way.
+    uint32_t ack_slot;        // Place of its latest ack in peer.acks, to join several.
+};
+
 struct group {
     uint64_t id;
     uint64_t replica_id;
@@ -104,29 +123,17 @@ struct group {
 
     struct list all;        // host.groups, in order of adding.
     struct list ready;      // host.ready.
-    struct list dirty;      // host.dirty: wants a note in the next submission.
     struct list by_leader;  // peer.by_leader of the leader's node (host.no_leader without one).
-    struct list news;       // host.news, by news_due.
-    struct list reads;      // struct read: outstanding barriers.
-    struct blocked *blocked;
 
+    struct group_work *work;  // NULL while it rests.
     uint64_t handed;          // Entries up to here were given to the state machine.
-    uint64_t uncommitted;     // Bytes proposed here and not applied yet,
-    uint64_t proposed_first;  // from this index on. UINT64_MAX: none.
     uint64_t deadline;        // UINT64_MAX: none. Its entry in the timer heap may be earlier, or still there.
-    uint64_t news_due;
-    struct config *config_applied;  // Only while the newest config entry is not applied: the one before it.
-    struct gated *gated_first, *gated_last;
-    struct hard_state hard_state;  // To be noted (GROUP_WROTE_HARD_STATE).
-    uint32_t heap_pos;       // HOST_TIMER_NONE: not in the timer heap.
-    uint32_t leader_node;    // Whose by_leader list it is on.
-    uint32_t ack_slot;       // Place of its latest ack in peer.acks, to join several.
-    uint32_t refs;           // Notes and jobs that point here.
-    uint32_t notes;          // Notes on their way.
+    uint32_t heap_pos;        // HOST_TIMER_NONE: not in the timer heap.
+    uint32_t leader_node;     // Whose by_leader list it is on.
+    uint32_t refs;            // Notes and jobs that point here.
     uint16_t flags;
-    uint64_t feeding;        // Peers (by slot) for which a cold read is under way.
 };
-static_assert(sizeof(struct group) <= 320, "an idle group is one small struct (engine-notes 7.9)");
+static_assert(sizeof(struct group) <= 152, "an idle group is one small struct (engine-notes 7.9)");
 
 struct ack {
     uint64_t group, from, to, term, index, index_term, acked, hint_index, hint_term, read_round, commit;
@@ -267,6 +274,8 @@ struct host {
 
     struct list note_pool;
     struct gated *gated_pool;
+    struct list work_pool;      // struct group_work.dirty
+    uint32_t work_pool_count;
     struct garbage *garbage;  // Freed after the net was flushed.
     struct pb_arena arena;
     struct buf scratch;
@@ -288,6 +297,13 @@ void group_ready(struct group *g, uint16_t flags);
 void group_mark_dirty(struct group *g);
 void group_ref(struct group *g);
 void group_unref(struct group *g);  // May free it.
+struct group_work *group_work(struct group *g);  // Made if there is none.
+// Gives it back if nothing is under way. Only where no caller holds it: at the end of what a turn or a note does for a group.
+void group_rest(struct group *g);
+static inline bool group_has_reads(const struct group *g)
+{
+    return g->work && !list_is_empty(&g->work->reads);
+}
 static inline bool group_is_gone(const struct group *g)
 {
     return (g->flags & (GROUP_REMOVED | GROUP_FAILED)) != 0;
@@ -329,6 +345,7 @@ void host_receive(struct host *h, uint32_t node, enum net_lane lane, const struc
 void host_apply_group(struct group *g);
 void host_apply_done(struct group *g, uint64_t index);  // The machine has applied up to index.
 const struct config *group_config_applied(struct group *g, struct consensus_status *st);
+void host_config_forget(struct group *g);     // The engine's configuration is the applied one.
 void group_config_before(struct group *g);    // A config entry is about to be appended: keep the one applied.
 void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t first, uint64_t last, size_t bytes_max);
 

@@ -28,7 +28,7 @@ void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *don
         finish(h, r, RC_NOT_LEADER);
         return;
     }
-    list_add_tail(&g->reads, &r->link);
+    list_add_tail(&group_work(g)->reads, &r->link);
     struct consensus_out out;
     consensus_out_reset(&out);
     const enum rc rc = g->ops->read_barrier(g->replica, r->id, host_now(h), &out);
@@ -43,7 +43,10 @@ void host_read_proven(struct group *g, uint64_t id, uint64_t index)
 {
     struct consensus_status st;
     g->ops->status(g->replica, &st);
-    list_each(l, &g->reads) {
+    if (!group_has_reads(g)) {
+        return;
+    }
+    list_each(l, &g->work->reads) {
         struct read *r = list_entry(l, struct read, link);
         if (r->id == id) {
             r->index = index > 0 ? index : 1;
@@ -57,7 +60,10 @@ void host_read_proven(struct group *g, uint64_t id, uint64_t index)
 
 void host_read_applied(struct group *g, uint64_t applied)
 {
-    list_each(l, &g->reads) {
+    if (!group_has_reads(g)) {
+        return;
+    }
+    list_each(l, &g->work->reads) {
         struct read *r = list_entry(l, struct read, link);
         if (r->index > 0 && r->index <= applied) {
             finish(g->host, r, RC_OK);
@@ -67,7 +73,10 @@ void host_read_applied(struct group *g, uint64_t applied)
 
 void host_read_fail(struct group *g, enum rc rc)
 {
-    list_each(l, &g->reads) {
+    if (!group_has_reads(g)) {
+        return;
+    }
+    list_each(l, &g->work->reads) {
         struct read *r = list_entry(l, struct read, link);
         if (r->index == 0 || rc != RC_NOT_LEADER) {  // A proven one only waits for the state machine.
             finish(g->host, r, rc);
@@ -77,8 +86,11 @@ void host_read_fail(struct group *g, enum rc rc)
 
 void host_read_expire(struct group *g)
 {
+    if (!group_has_reads(g)) {
+        return;
+    }
     const uint64_t now = host_now(g->host);
-    list_each(l, &g->reads) {
+    list_each(l, &g->work->reads) {
         struct read *r = list_entry(l, struct read, link);
         if (r->deadline <= now) {
             finish(g->host, r, RC_TIMEOUT);
@@ -89,7 +101,10 @@ void host_read_expire(struct group *g)
 uint64_t host_read_deadline(const struct group *g)
 {
     uint64_t due = UINT64_MAX;
-    list_each(l, &g->reads) {
+    if (!group_has_reads(g)) {
+        return due;
+    }
+    list_each(l, &g->work->reads) {
         const struct read *r = list_entry(l, struct read, link);
         due = r->deadline < due ? r->deadline : due;
     }

@@ -189,8 +189,8 @@ static void add_ack(struct host *h, struct group *g, struct peer *p, const struc
         .commit = m->commit,
         .is_rejected = m->is_rejected,
     };
-    if (g->ack_slot < p->acks_count) {
-        struct ack *old = &p->acks[g->ack_slot];
+    if (g->work && g->work->ack_slot < p->acks_count) {
+        struct ack *old = &p->acks[g->work->ack_slot];
         if (old->group == a.group && old->to == a.to && old->term == a.term && !old->is_rejected && !a.is_rejected) {
             const uint64_t acked = old->acked > a.acked ? old->acked : a.acked;
             const uint64_t round = old->read_round > a.read_round ? old->read_round : a.read_round;
@@ -210,7 +210,9 @@ static void add_ack(struct host *h, struct group *g, struct peer *p, const struc
         p->acks_cap = p->acks_cap ? p->acks_cap * 2 : 64;
         p->acks = mem_realloc(p->acks, p->acks_cap * sizeof(struct ack));
     }
-    g->ack_slot = p->acks_count;
+    if (g->work) {
+        g->work->ack_slot = p->acks_count;
+    }
     p->acks[p->acks_count++] = a;
 }
 
@@ -286,7 +288,8 @@ void host_send_unknown(struct host *h, uint32_t node, uint64_t group, uint64_t r
 
 static void block(struct group *g, struct peer *p)
 {
-    for (struct blocked *b = g->blocked; b; b = b->next) {
+    struct group_work *w = group_work(g);
+    for (struct blocked *b = w->blocked; b; b = b->next) {
         if (b->peer == p) {
             return;
         }
@@ -294,14 +297,14 @@ static void block(struct group *g, struct peer *p)
     struct blocked *b = mem_alloc(sizeof(*b));
     b->group = g;
     b->peer = p;
-    b->next = g->blocked;
-    g->blocked = b;
+    b->next = w->blocked;
+    w->blocked = b;
     list_add_tail(&p->blocked, &b->link);
 }
 
 static void unblock(struct blocked *b)
 {
-    struct blocked **at = &b->group->blocked;
+    struct blocked **at = &b->group->work->blocked;
     while (*at != b) {
         at = &(*at)->next;
     }
@@ -423,7 +426,7 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
 {
     struct host *h = g->host;
     struct net *net = h->config.net;
-    if (p->fragment.group == g || (g->feeding & 1ull << p->slot)) {
+    if (p->fragment.group == g || (g->work && (g->work->feeding & 1ull << p->slot))) {
         return;
     }
     if (!net->is_connected(net, p->node, LANE_LOG)) {
@@ -454,9 +457,10 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
                 return;
             }
         } else if (s.may_wait && !is_news_due) {
-            if (list_is_empty(&g->news)) {
-                g->news_due = host_now(h) + HOST_NEWS_NS;
-                list_add_tail(&h->news, &g->news);
+            struct group_work *w = group_work(g);
+            if (list_is_empty(&w->news)) {
+                w->news_due = host_now(h) + HOST_NEWS_NS;
+                list_add_tail(&h->news, &w->news);
             }
             return;
         } else {
@@ -703,8 +707,8 @@ void host_send_lost(struct host *h, struct peer *p)
 void host_send_group_gone(struct group *g)
 {
     struct host *h = g->host;
-    while (g->blocked) {
-        unblock(g->blocked);
+    while (g->work && g->work->blocked) {
+        unblock(g->work->blocked);
     }
     list_each(i, &h->peers) {
         struct peer *p = list_entry(i, struct peer, link);

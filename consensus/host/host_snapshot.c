@@ -458,10 +458,11 @@ static void install(struct snap_receive *r)
     g->flags &= (uint16_t)~GROUP_INSTALLING;
     g->ops->snapshot_installed(g->replica, r->info.index, r->info.term, &r->info.config, host_now(h), &out);
     g->handed = r->info.index;
-    free(g->config_applied);
-    g->config_applied = NULL;
-    g->uncommitted = 0;
-    g->proposed_first = UINT64_MAX;
+    host_config_forget(g);
+    if (g->work) {
+        g->work->uncommitted = 0;
+        g->work->proposed_first = UINT64_MAX;
+    }
     host_snapshot_load(g);
     group_execute(g, &out, span_of(NULL, 0), 0);
     group_tell_members(g, &r->info.config);
