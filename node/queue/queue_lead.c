@@ -12,9 +12,10 @@ enum { HELD_BLOCK = 64 << 10 };
 
 void queue_replica_mark(struct queue_replica *r)
 {
+    assert(r->leading);
     r->service->wants_turn = true;
-    if (list_is_empty(&r->dirty)) {
-        list_add_tail(&r->service->dirty_replicas, &r->dirty);
+    if (list_is_empty(&r->leading->dirty)) {
+        list_add_tail(&r->service->dirty_leads, &r->leading->dirty);
     }
 }
 
@@ -35,15 +36,12 @@ enum rc queue_replica_propose(struct queue_replica *r, struct span payload, bool
     struct queue_command_wire fixed;
     assert(payload.len >= sizeof(fixed));
     memcpy(&fixed, payload.ptr, sizeof(fixed));
-    int64_t wall = host_wall_ms(r->service->config.host);
-    if (wall > r->stamp_ms) {
-        r->stamp_ms = wall;
-    }
-    const int64_t applied = queue_replica_state_stamp(r);
-    if (applied > r->stamp_ms) {
-        r->stamp_ms = applied;
-    }
-    fixed.stamp_ms = r->stamp_ms;
+    assert(r->leading);
+    int64_t *stamp = &r->leading->stamp_ms;
+    const int64_t wall = host_wall_ms(r->service->config.host), applied = queue_replica_state_stamp(r);
+    *stamp = wall > *stamp ? wall : *stamp;
+    *stamp = applied > *stamp ? applied : *stamp;
+    fixed.stamp_ms = *stamp;
     struct glog_part parts[2] = {{.ptr = &fixed, .len = sizeof(fixed)},
                                  {.ptr = payload.ptr + sizeof(fixed), .len = payload.len - sizeof(fixed)}};
     uint64_t term;
@@ -229,10 +227,8 @@ static void give_back_serving(struct queue_replica *r)
 
 void queue_replica_turn(struct queue_replica *r, uint64_t now)
 {
-    list_remove(&r->dirty);
-    if (!r->leading && !queue_replica_poll_ready(r)) {
-        return;  // Becoming ready marks it.
-    }
+    assert(r->leading);
+    list_remove(&r->leading->dirty);
     configure(r);
     look_at_nodes(r, now);
     propose_held(r);
@@ -250,6 +246,7 @@ void queue_replica_lead_start(struct queue_replica *r)
 {
     assert(!r->leading);
     struct queue_leading *l = mem_zalloc(sizeof(*l));
+    list_init(&l->dirty);
     list_add_tail(&r->service->leading, &l->in_service);
     l->replica = r;
     r->leading = l;
@@ -295,6 +292,7 @@ void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_del
         free(serving);
     }
     list_remove(&l->in_service);
+    list_remove(&l->dirty);
     r->service->metrics.leading--;
     free(l);
 }

@@ -204,7 +204,9 @@ struct queue_serving {  // What a leader needs for sessions.
 struct queue_leading {
     struct queue_serving *serving;  // From the first server on, until a turn finds it empty.
     struct list in_service;         // service->leading.
+    struct list dirty;              // service->dirty_leads.
     struct queue_replica *replica;
+    int64_t stamp_ms;               // Last one given out.
     uint64_t nodes_at;              // When to look at the nodes again; 0 now.
     uint64_t continue_index;        // A CONTINUE is on its way.
     uint64_t configure_index;
@@ -217,17 +219,16 @@ struct queue_replica {
     uint64_t group;
     struct group *handle;
     struct queue_fsm *fsm;            // NULL while it is plain: queue_replica_state, queue_replica_machine.
-    int64_t plain_stamp_ms;           // What a plain state still has: its stamp
-    uint64_t plain_version;           // and settings.metadata_version.
+    int64_t plain_stamp_ms;           // What a plain state still has: its stamp, and plain_version.
     struct queue_settings *wanted;    // Newer than the state's; NULL: the state has them.
     struct queue_leading *leading;    // While leader and ready.
-    struct queue_restore *restore;
-    struct list dirty;                // service->dirty_replicas.
     uint64_t term;                    // As of the last role call.
     uint64_t applied;
-    int64_t stamp_ms;                 // Last one given out.
+    uint32_t plain_version;           // settings.metadata_version of a plain state.
     bool is_leader;                   // By the last role call; maybe not ready.
+    bool is_restoring;                // A snapshot is being loaded: service->restores has its struct queue_restore.
 };
+static_assert(sizeof(struct queue_replica) <= 88, "an idle queue costs one small struct (engine-notes 7.9)");
 
 // The machine as it is, to be read, but for the stamp and the settings' version (below); until the next machine or settle.
 const struct queue_fsm *queue_replica_state(const struct queue_replica *r);
@@ -246,7 +247,7 @@ void queue_server_resume(struct queue_server *v, const struct queue_cursor_wire 
 void queue_server_pause(struct queue_server *v, bool is_paused);
 void queue_server_detach_local(struct queue_server *v);  // The session goes elsewhere or is freed.
 void queue_replica_turn(struct queue_replica *r, uint64_t now);  // Proposals.
-void queue_replica_mark(struct queue_replica *r);
+void queue_replica_mark(struct queue_replica *r);  // Wants a turn. While leading.
 void queue_replica_role(struct queue_replica *r, const struct consensus_status *status);
 void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_deleted);
 void queue_replica_lane_reset(struct queue_replica *r, uint32_t node);  // While leading.
@@ -295,10 +296,11 @@ struct queue_service {
     struct map sessions;     // counter -> struct queue_session.
     struct map links;        // group -> struct queue_link.
     struct map replicas;     // group -> struct queue_replica.
+    struct map restores;     // group -> struct queue_restore, of those that load a snapshot.
     struct map nodes;        // node id -> struct queue_node.
     struct map deleted;      // group -> itself, oldest first.
     struct list dirty_sessions, seeking, questions;
-    struct list dirty_replicas, leading;
+    struct list dirty_leads, leading;
     struct list doubts;      // queue_doubt.c
     struct queue_effects effects;
     struct buf scratch;

@@ -45,6 +45,9 @@ struct queue_fsm *queue_replica_machine(struct queue_replica *r)
 static bool is_plain(const struct queue_fsm *f)
 {
     const struct queue_settings *s = &f->settings, *first = &first_settings;
+    if (s->metadata_version > UINT32_MAX) {
+        return false;  // The replica keeps it as 32 bits.
+    }
     return !f->busy && f->nodes_count == 0 && f->ready_count == 0 && f->unacked_count == 0 && !f->big &&
            !f->is_rejecting && !f->has_more && s->max_length == first->max_length &&
            s->max_length_bytes == first->max_length_bytes && s->delivery_limit == first->delivery_limit &&
@@ -54,11 +57,11 @@ static bool is_plain(const struct queue_fsm *f)
 // After a change: keeps a plain machine as what is particular about it.
 static void settle(struct queue_replica *r)
 {
-    if (!r->fsm || r->restore || !is_plain(r->fsm)) {
+    if (!r->fsm || r->is_restoring || !is_plain(r->fsm)) {
         return;
     }
     r->plain_stamp_ms = r->fsm->stamp_ms;
-    r->plain_version = r->fsm->settings.metadata_version;
+    r->plain_version = (uint32_t)r->fsm->settings.metadata_version;
     queue_fsm_deinit(r->fsm);
     free(r->fsm);
     r->fsm = NULL;
@@ -157,27 +160,31 @@ static void restore_begin(void *ctx)
 {
     struct queue_replica *r = ctx;
     queue_replica_lead_stop(r, 0, false);
-    if (!r->restore) {
-        r->restore = mem_zalloc(sizeof(*r->restore));
+    struct queue_restore *restore = map_get(&r->service->restores, r->group);
+    if (!restore) {
+        restore = mem_zalloc(sizeof(*restore));
+        map_put(&r->service->restores, r->group, restore);
+        r->is_restoring = true;
     } else {
-        buf_deinit(&r->restore->rest);  // A load that was given up.
+        buf_deinit(&restore->rest);  // A load that was given up.
     }
     queue_replica_machine(r)->settings = first_settings;
-    queue_restore_begin(r->restore, r->fsm);
+    queue_restore_begin(restore, r->fsm);
 }
 
 static enum rc restore_chunk(void *ctx, struct span chunk)
 {
     struct queue_replica *r = ctx;
-    return queue_restore_chunk(r->restore, chunk);
+    return queue_restore_chunk(map_get(&r->service->restores, r->group), chunk);
 }
 
 static enum rc restore_end(void *ctx, uint64_t index)
 {
     struct queue_replica *r = ctx;
-    enum rc rc = queue_restore_end(r->restore);
-    free(r->restore);
-    r->restore = NULL;
+    struct queue_restore *restore = map_remove(&r->service->restores, r->group);
+    enum rc rc = queue_restore_end(restore);
+    free(restore);
+    r->is_restoring = false;
     r->applied = index;
     check_wanted(r);
     settle(r);
@@ -221,10 +228,10 @@ const struct fsm_ops *queue_replica_fsm_ops(void)
 static void replica_free(struct queue_replica *r)
 {
     map_remove(&r->service->replicas, r->group);
-    list_remove(&r->dirty);
-    if (r->restore) {
-        buf_deinit(&r->restore->rest);
-        free(r->restore);
+    if (r->is_restoring) {
+        struct queue_restore *restore = map_remove(&r->service->restores, r->group);
+        buf_deinit(&restore->rest);
+        free(restore);
     }
     if (r->fsm) {
         queue_fsm_deinit(r->fsm);
@@ -244,7 +251,6 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
     r->service = q;
     r->owner = spec->owner;
     r->group = spec->target.group;
-    list_init(&r->dirty);
     want(r, &spec->settings);
     map_put(&q->replicas, r->group, r);
     q->metrics.replicas++;

@@ -162,12 +162,13 @@ struct queue_service *queue_service_create(const struct queue_service_config *co
     map_init_u64(&q->sessions);
     map_init_u64(&q->links);
     map_init_u64(&q->replicas);
+    map_init_u64(&q->restores);
     map_init_u64(&q->nodes);
     map_init_u64(&q->deleted);
     list_init(&q->dirty_sessions);
     list_init(&q->seeking);
     list_init(&q->questions);
-    list_init(&q->dirty_replicas);
+    list_init(&q->dirty_leads);
     list_init(&q->leading);
     list_init(&q->doubts);
     queue_effects_init(&q->effects);
@@ -203,6 +204,7 @@ void queue_service_destroy(struct queue_service *q)
     map_deinit(&q->sessions);
     map_deinit(&q->links);
     map_deinit(&q->replicas);
+    map_deinit(&q->restores);
     map_deinit(&q->nodes);
     map_deinit(&q->deleted);
     queue_effects_deinit(&q->effects);
@@ -243,10 +245,10 @@ static void turn_replicas(struct queue_service *q, uint64_t now)
 {
     struct list round;
     list_init(&round);
-    list_splice(&round, &q->dirty_replicas);
+    list_splice(&round, &q->dirty_leads);
     struct list *item;
     while ((item = list_pop(&round)) != NULL) {
-        queue_replica_turn(list_entry(item, struct queue_replica, dirty), now);
+        queue_replica_turn(list_entry(item, struct queue_leading, dirty)->replica, now);
     }
 }
 
@@ -331,7 +333,7 @@ uint64_t queue_service_next(const struct queue_service *q)
         return 0;
     }
     uint64_t at = UINT64_MAX, now = queue_service_now(q);
-    if (!list_is_empty(&q->dirty_sessions) || !list_is_empty(&q->dirty_replicas) || queue_lanes_have_work(&q->lanes)) {
+    if (!list_is_empty(&q->dirty_sessions) || !list_is_empty(&q->dirty_leads) || queue_lanes_have_work(&q->lanes)) {
         at = now + QUEUE_POLL_NS;
     }
     list_each (l, &q->seeking) {
