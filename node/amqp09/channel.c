@@ -230,7 +230,7 @@ void operation_count(struct operation *op, const struct broker_queue *q)
 {
     enum { TIMEOUT_MS = 1000 };
     op->is_external = true;
-    queue_info_get(channel_service(op->channel)->config.queues, &q->target, TIMEOUT_MS, counted, op);
+    queue_info_get(channel_service(op->channel)->config.queues, q->target, TIMEOUT_MS, counted, op);
 }
 
 struct operation *channel_operation(struct channel *ch, uint32_t method)

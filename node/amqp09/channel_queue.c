@@ -279,19 +279,19 @@ static const struct queue_callbacks callbacks = {
 
 struct channel_queue *channel_queue_open(struct channel *ch, const struct broker_queue *q)
 {
-    struct channel_queue *cq = map_get(&ch->queues_by_group, q->target.group);
+    struct channel_queue *cq = map_get(&ch->queues_by_group, q->target->group);
     if (cq) {
         return cq;
     }
     cq = mem_zalloc(sizeof(*cq));
     cq->service = channel_service(ch);
     cq->channel = ch;
-    cq->group = q->target.group;
+    cq->group = q->target->group;
     cq->name = span_of(mem_strndup(q->name.ptr, q->name.len), q->name.len);
     list_init(&cq->dying_link);
     list_add_tail(&ch->queues, &cq->link);
     map_put(&ch->queues_by_group, cq->group, cq);
-    cq->session = queue_session_open(cq->service->config.queues, &q->target, &callbacks, cq);
+    cq->session = queue_session_open(cq->service->config.queues, q->target, &callbacks, cq);
     assert(cq->session);
     return cq;
 }

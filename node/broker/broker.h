@@ -75,7 +75,7 @@ struct broker_queue {
                                   // to be promoted.
     uint8_t lost;                 // Likewise: lost their memory, to be made anew.
     struct span arguments;
-    struct queue_target target;
+    const struct queue_target *target;  // Cut behind its last member; another one after a change of members.
 };
 
 struct broker_vhost *broker_vhost_find(struct broker *b, struct span name);

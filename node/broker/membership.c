@@ -168,8 +168,8 @@ static bool is_settled(struct broker *b, const struct queue *q, const struct con
     if (q->pub.lost || s->regressed > 0) {
         return false;
     }
-    for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
-        const struct member *m = &q->pub.target.members[i];
+    for (uint32_t i = 0; i < q->pub.target->members_count; i++) {
+        const struct member *m = &q->pub.target->members[i];
         const struct member *in = config_find(config, m->replica_id);
         if (!in || queue_member_is_joining(q, i) || node_is_gone(b, m->node_id) ||
             in->is_voter != queue_member_wants_vote(q, i)) {
@@ -182,13 +182,13 @@ static bool is_settled(struct broker *b, const struct queue *q, const struct con
 static void look(struct broker *b, struct queue *q)
 {
     struct membership *m = b->membership;
-    struct group *g = queue_replica_group(b->config.queues, q->pub.target.group);
+    struct group *g = queue_replica_group(b->config.queues, q->pub.target->group);
     struct consensus_status s;
     if (!g) {
         return;
     }
     group_status(g, &s);
-    const bool is_small = m->is_filling && q->pub.target.members_count < b->config.reconcile_target;
+    const bool is_small = m->is_filling && q->pub.target->members_count < b->config.reconcile_target;
     if (!is_settled(b, q, &s) || is_small) {
         struct change *c = change_of(b, q);
         c->wants_more = c->wants_more || m->is_filling;
@@ -223,14 +223,14 @@ static void scan_turn(struct broker *b, uint64_t now)
 
 void membership_note(struct broker *b, struct queue *q)
 {
-    if (!b->config.host || !queue_replica_group(b->config.queues, q->pub.target.group)) {
+    if (!b->config.host || !queue_replica_group(b->config.queues, q->pub.target->group)) {
         return;
     }
     if (q->change) {
         if (q->change->place == PLACE_LATER) {
             change_move(q->change, PLACE_WAITING, 0);
         }
-    } else if (queue_replica_leads(b->config.queues, q->pub.target.group)) {
+    } else if (queue_replica_leads(b->config.queues, q->pub.target->group)) {
         look(b, q);
     }
 }

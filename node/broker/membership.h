@@ -50,7 +50,7 @@ struct membership {
     uint64_t fill_at;         // From then on a scan also adds members up to the target.
     bool is_filling;          // This scan does.
     struct host_watcher watcher;
-    struct list lost;         // struct queue.lost: to be written into the record, from lost_at on.
+    struct list lost;         // struct telling: to be written into the record, from lost_at on.
     struct list tellings;     // struct telling: being written; at most CHANGES_AT_ONCE.
     uint32_t tellings_count;
     uint64_t lost_at;

@@ -15,45 +15,58 @@ enum { AGAIN_MS = 1000 };  // Without a majority of the store.
 struct telling {
     struct broker *broker;
     struct queue *queue;  // NULL: gone meanwhile.
-    struct list link;
+    struct list link;     // In membership's `lost`, or `tellings` while it is being written.
+    bool is_written;
 };
 
 void broker_queue_lost(struct broker *b, void *owner)
 {
     struct queue *q = owner;
-    if (list_is_empty(&q->lost) && !q->telling) {
-        list_add_tail(&b->membership->lost, &q->lost);
+    if (!q->telling) {
+        struct telling *t = mem_zalloc(sizeof(*t));
+        *t = (struct telling){.broker = b, .queue = q};
+        q->telling = t;
+        list_add_tail(&b->membership->lost, &t->link);
     }
+}
+
+static void telling_free(struct telling *t)
+{
+    list_remove(&t->link);
+    if (t->queue) {
+        t->queue->telling = NULL;
+    }
+    free(t);
 }
 
 static void on_told(void *ctx, const struct meta_result *r)
 {
     struct telling *t = ctx;
     struct membership *m = t->broker->membership;
-    list_remove(&t->link);
     m->tellings_count--;
-    if (t->queue) {
-        t->queue->telling = NULL;
-        if (r->rc != RC_OK && r->rc != RC_NOT_FOUND) {
-            list_add_tail(&m->lost, &t->queue->lost);
-            m->lost_at = r->rc == RC_CONFLICT ? 0 : membership_now(t->broker) + AGAIN_MS * NS_PER_MS;
-        }
+    if (!t->queue || r->rc == RC_OK || r->rc == RC_NOT_FOUND) {
+        telling_free(t);
+        return;
     }
-    free(t);
+    t->is_written = false;
+    list_remove(&t->link);
+    list_add_tail(&m->lost, &t->link);
+    m->lost_at = r->rc == RC_CONFLICT ? 0 : membership_now(t->broker) + AGAIN_MS * NS_PER_MS;
 }
 
-static void tell(struct broker *b, struct queue *q)
+static void tell(struct broker *b, struct telling *t)
 {
+    struct queue *q = t->queue;
     const int at = queue_place_of_node(q, b->config.node_id);
     if (at < 0 || queue_member_is_lost(q, (uint32_t)at)) {
+        telling_free(t);
         return;
     }
     log_warning("queue '%.*s': this node's replica has lost its memory and takes part in nothing; it is to "
                 "be made anew",
                 (int)q->pub.name.len, (const char *)q->pub.name.ptr);
-    struct telling *t = mem_zalloc(sizeof(*t));
-    *t = (struct telling){.broker = b, .queue = q};
-    q->telling = t;
+    t->is_written = true;
+    list_remove(&t->link);
     list_add_tail(&b->membership->tellings, &t->link);
     b->membership->tellings_count++;
     struct meta_command m;
@@ -69,17 +82,19 @@ uint64_t lost_turn(struct broker *b, uint64_t now)
         return UINT64_MAX;  // `loaded` or an answer wakes the worker.
     }
     while (now >= m->lost_at && m->tellings_count < CHANGES_AT_ONCE && !list_is_empty(&m->lost)) {
-        tell(b, list_entry(list_pop(&m->lost), struct queue, lost));
+        tell(b, list_entry(m->lost.next, struct telling, link));
     }
     return list_is_empty(&m->lost) || m->tellings_count == CHANGES_AT_ONCE ? UINT64_MAX : m->lost_at;
 }
 
 void lost_queue_gone(struct queue *q)
 {
-    list_remove(&q->lost);
-    if (q->telling) {
-        q->telling->queue = NULL;
+    struct telling *t = q->telling;
+    if (t && t->is_written) {
+        t->queue = NULL;
         q->telling = NULL;
+    } else if (t) {
+        telling_free(t);
     }
 }
 
@@ -92,6 +107,7 @@ void lost_init(struct broker *b)
 // The queues are gone; the process is about to end.
 void lost_deinit(struct broker *b)
 {
+    list_splice(&b->membership->tellings, &b->membership->lost);
     for (struct list *l; (l = list_pop(&b->membership->tellings));) {
         free(list_entry(l, struct telling, link));
     }

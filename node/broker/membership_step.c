@@ -22,8 +22,8 @@ bool node_is_gone(struct broker *b, uint32_t node_id)
 
 int queue_place_of_node(const struct queue *q, uint32_t node_id)
 {
-    for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
-        if (q->pub.target.members[i].node_id == node_id) {
+    for (uint32_t i = 0; i < q->pub.target->members_count; i++) {
+        if (q->pub.target->members[i].node_id == node_id) {
             return (int)i;
         }
     }
@@ -47,8 +47,8 @@ bool queue_member_is_lost(const struct queue *q, uint32_t i)
 
 static bool is_lost_replica(const struct queue *q, uint64_t replica_id)
 {
-    for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
-        if (q->pub.target.members[i].replica_id == replica_id) {
+    for (uint32_t i = 0; i < q->pub.target->members_count; i++) {
+        if (q->pub.target->members[i].replica_id == replica_id) {
             return queue_member_is_lost(q, i);
         }
     }
@@ -58,7 +58,7 @@ static bool is_lost_replica(const struct queue *q, uint64_t replica_id)
 // A place of the record that nobody fills: its node is gone and the configuration has let go of its replica.
 static bool is_vacant(struct broker *b, const struct queue *q, const struct config *config, uint32_t i)
 {
-    const struct member *m = &q->pub.target.members[i];
+    const struct member *m = &q->pub.target->members[i];
     return node_is_gone(b, m->node_id) && !config_find(config, m->replica_id);
 }
 
@@ -107,9 +107,9 @@ struct draft {
 
 static void draft_init(struct draft *d, const struct queue *q)
 {
-    *d = (struct draft){.count = q->pub.target.members_count};
+    *d = (struct draft){.count = q->pub.target->members_count};
     for (uint32_t i = 0; i < d->count; i++) {
-        const struct member *m = &q->pub.target.members[i];
+        const struct member *m = &q->pub.target->members[i];
         warren__queue_member__init(&d->members[i]);
         d->members[i].replica_id = m->replica_id;
         d->members[i].node_id = m->node_id;
@@ -173,7 +173,7 @@ static void record_command(const struct queue *q, struct draft *d, struct meta_c
     r.announced_id = d->is_announcing ? UINT64_MAX : 0;  // Not 0, so that it has its place; the store writes
                                                          // the id there.
     struct buf payload = {0};
-    buf_u64(&payload, q->pub.target.group);
+    buf_u64(&payload, q->pub.target->group);
     warren__queue_record__pack(&r, buf_extend(&payload, warren__queue_record__get_packed_size(&r)));
     struct meta_path path = path_queue(span_str(q->vhost->name), q->pub.name);
     meta_command_init(m);
@@ -252,7 +252,7 @@ static enum step step_joining(struct change *c, struct group *g, const struct co
 {
     struct broker *b = c->broker;
     struct queue *q = c->queue;
-    const struct member *m = &q->pub.target.members[i];
+    const struct member *m = &q->pub.target->members[i];
     struct draft d;
     draft_init(&d, q);
     if (config_find(s->config, m->replica_id)) {
@@ -279,7 +279,7 @@ static enum step step_removed(struct change *c, struct group *g, const struct co
 {
     struct broker *b = c->broker;
     struct queue *q = c->queue;
-    const uint32_t node_id = q->pub.target.members[i].node_id;
+    const uint32_t node_id = q->pub.target->members[i].node_id;
     const bool is_gone = node_is_gone(b, node_id), is_lost = queue_member_is_lost(q, i);
     const uint32_t heir = is_gone ? candidate(b, q, node_id) : is_lost && is_up(b, node_id) ? node_id : 0;
     if ((is_gone || is_lost) && heir == 0) {
@@ -301,7 +301,7 @@ static enum step step_removed(struct change *c, struct group *g, const struct co
 static enum step step_member(struct change *c, struct group *g, const struct consensus_status *s, uint32_t i)
 {
     struct broker *b = c->broker;
-    const struct member *m = &c->queue->pub.target.members[i];
+    const struct member *m = &c->queue->pub.target->members[i];
     if (queue_member_is_joining(c->queue, i)) {
         return step_joining(c, g, s, i);
     }
@@ -329,8 +329,8 @@ static enum step step_member(struct change *c, struct group *g, const struct con
 static enum step announce(struct change *c, const struct consensus_status *s, uint32_t node_id, bool is_non_voter)
 {
     struct queue *q = c->queue;
-    uint32_t at = q->pub.target.members_count;
-    for (uint32_t i = 0; i < q->pub.target.members_count; i++) {
+    uint32_t at = q->pub.target->members_count;
+    for (uint32_t i = 0; i < q->pub.target->members_count; i++) {
         if (is_vacant(c->broker, q, s->config, i)) {
             at = i;
         }
@@ -353,7 +353,7 @@ static enum step request_add(struct change *c, const struct consensus_status *s)
     r->is_done_before = r->has_started ? r->is_done_before : at >= 0;
     r->has_started = true;
     if (at >= 0) {
-        const struct member *in = config_find(s->config, c->queue->pub.target.members[at].replica_id);
+        const struct member *in = config_find(s->config, c->queue->pub.target->members[at].replica_id);
         if (!in || queue_member_is_joining(c->queue, (uint32_t)at) ||
             (r->what.how == MEMBER_VOTER && !in->is_voter && !r->is_done_before)) {
             return STEP_SOON;
@@ -378,7 +378,7 @@ static void hand_over(struct change *c, struct group *g, const struct consensus_
 {
     struct broker *b = c->broker;
     for (uint32_t i = 0; i < s->config->count; i++) {
-        const struct member *m = &s->config->members[(c->queue->pub.target.group + i) % s->config->count];
+        const struct member *m = &s->config->members[(c->queue->pub.target->group + i) % s->config->count];
         if (m->is_voter && m->node_id != b->config.node_id && is_up(b, m->node_id) &&
             group_transfer(g, m->node_id) == RC_OK) {
             break;
@@ -397,7 +397,7 @@ static enum step request_remove(struct change *c, struct group *g, const struct 
         return STEP_NOTHING;
     }
     r->has_started = true;
-    const struct member *m = &c->queue->pub.target.members[at];
+    const struct member *m = &c->queue->pub.target->members[at];
     if (queue_member_is_joining(c->queue, (uint32_t)at) || !config_find(s->config, m->replica_id)) {
         return STEP_SOON;
     }
@@ -425,8 +425,8 @@ static enum step fill(struct change *c, const struct consensus_status *s)
         return STEP_NOTHING;
     }
     uint32_t size = 0;
-    for (uint32_t i = 0; i < c->queue->pub.target.members_count; i++) {
-        size += !node_is_gone(b, c->queue->pub.target.members[i].node_id);
+    for (uint32_t i = 0; i < c->queue->pub.target->members_count; i++) {
+        size += !node_is_gone(b, c->queue->pub.target->members[i].node_id);
     }
     const uint32_t target = b->config.reconcile_target < LIMIT_VOTERS ? b->config.reconcile_target : LIMIT_VOTERS;
     const uint32_t node = size < target ? candidate(b, c->queue, 0) : 0;
@@ -437,8 +437,8 @@ enum step change_step(struct change *c)
 {
     struct broker *b = c->broker;
     struct queue *q = c->queue;
-    struct group *g = queue_replica_group(b->config.queues, q->pub.target.group);
-    if (!g || !queue_replica_leads(b->config.queues, q->pub.target.group)) {
+    struct group *g = queue_replica_group(b->config.queues, q->pub.target->group);
+    if (!g || !queue_replica_leads(b->config.queues, q->pub.target->group)) {
         change_answer(c, RC_NOT_LEADER, "this node does not lead the queue");
         return STEP_NOTHING;
     }
@@ -458,7 +458,7 @@ enum step change_step(struct change *c)
     }
     c->is_waiting = false;
     enum step done = STEP_NOTHING;
-    for (uint32_t i = 0; i < q->pub.target.members_count && done == STEP_NOTHING; i++) {
+    for (uint32_t i = 0; i < q->pub.target->members_count && done == STEP_NOTHING; i++) {
         done = step_member(c, g, &s, i);
     }
     if (done == STEP_NOTHING && c->request.done) {

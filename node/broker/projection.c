@@ -425,7 +425,7 @@ static void sweep_vhost(struct broker_vhost *v)
     }
     pos = 0;
     for (struct queue *q; (q = map_next(&v->queues, &pos, NULL, NULL));) {
-        if (q->told != now) {
+        if (q->told != (uint32_t)now) {
             queue_remove(v, q);
         }
     }

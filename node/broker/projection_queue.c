@@ -57,11 +57,21 @@ void queue_settings_from(struct span arguments, struct queue_settings *out)
     table_find_bool(arguments, "x-single-active-consumer", &out->is_single_active);
 }
 
+static size_t target_size(uint32_t members, uint32_t founders)
+{
+    return offsetof(struct queue_target, members) + members * sizeof(struct member) + founders * sizeof(uint32_t);
+}
+
+static const uint32_t *founders_of(const struct queue *q)
+{
+    return (const uint32_t *)(const void *)&q->pub.target->members[q->pub.target->members_count];
+}
+
 void queue_founding(const struct queue *q, struct queue_target *out)
 {
-    *out = (struct queue_target){.group = q->pub.target.group, .members_count = q->founders_count};
+    *out = (struct queue_target){.group = q->pub.target->group, .members_count = q->founders_count};
     for (uint32_t i = 0; i < q->founders_count; i++) {
-        const uint32_t node = q->founders ? q->founders[i] : q->pub.target.members[i].node_id;
+        const uint32_t node = q->has_founders ? founders_of(q)[i] : q->pub.target->members[i].node_id;
         out->members[i] = (struct member){.replica_id = out->group + 1 + i, .node_id = node, .is_voter = true};
     }
 }
@@ -80,7 +90,7 @@ static uint64_t own_replica(const struct broker *b, const struct queue_target *t
 static bool is_owned_here(const struct broker *b, const struct queue *q)
 {
     const struct broker_config *c = &b->config;
-    return q->pub.type == QUEUE_QUORUM && c->worker_of(c->ctx, q->pub.target.group) == c->worker;
+    return q->pub.type == QUEUE_QUORUM && c->worker_of(c->ctx, q->pub.target->group) == c->worker;
 }
 
 // What an earlier replica left here is not taken over (host_group_add). What a later one left is not touched: LMDB
@@ -88,7 +98,7 @@ static bool is_owned_here(const struct broker *b, const struct queue *q)
 static void start_replica(struct broker *b, struct queue *q, bool is_new)
 {
     const struct broker_config *c = &b->config;
-    const uint64_t group = q->pub.target.group, replica = own_replica(b, &q->pub.target);
+    const uint64_t group = q->pub.target->group, replica = own_replica(b, q->pub.target);
     if (replica == 0 || !is_owned_here(b, q)) {
         return;
     }
@@ -112,14 +122,29 @@ static void start_replica(struct broker *b, struct queue *q, bool is_new)
     }
 }
 
-// Today's members: those the record lists, or the founding ones.
-static void decode_members(const Warren__QueueRecord *r, struct queue *q)
+static bool is_in_tail(const struct queue *q)
 {
-    struct queue_target *t = &q->pub.target;
+    return (const void *)q->pub.target == (const void *)q->tail;
+}
+
+static uint32_t founders_behind(const Warren__QueueRecord *r)
+{
+    return r->n_members > 0 ? (uint32_t)r->n_member_nodes : 0;
+}
+
+static size_t record_target_size(const Warren__QueueRecord *r)
+{
+    return target_size((uint32_t)(r->n_members > 0 ? r->n_members : r->n_member_nodes), founders_behind(r));
+}
+
+// Today's members, into record_target_size() bytes: those the record lists, or the founding ones.
+static void decode_members(const Warren__QueueRecord *r, uint64_t group, struct queue *q, struct queue_target *t)
+{
     q->founders_count = (uint8_t)r->n_member_nodes;
-    free(q->founders);
-    q->founders = NULL;
+    q->has_founders = r->n_members > 0;
     q->pub.joining = q->pub.non_voters = q->pub.lost = 0;
+    q->pub.target = t;
+    t->group = group;
     if (r->n_members == 0) {
         t->members_count = q->founders_count;
         for (uint32_t i = 0; i < t->members_count; i++) {
@@ -128,10 +153,6 @@ static void decode_members(const Warren__QueueRecord *r, struct queue *q)
                                             .is_voter = true};
         }
         return;
-    }
-    if (q->founders_count > 0) {
-        q->founders = mem_alloc(q->founders_count * sizeof(*q->founders));
-        memcpy(q->founders, r->member_nodes, q->founders_count * sizeof(*q->founders));
     }
     t->members_count = (uint32_t)r->n_members;
     for (uint32_t i = 0; i < t->members_count; i++) {
@@ -142,6 +163,9 @@ static void decode_members(const Warren__QueueRecord *r, struct queue *q)
         q->pub.joining |= (uint8_t)(m->is_joining << i);
         q->pub.non_voters |= (uint8_t)(m->is_non_voter << i);
         q->pub.lost |= (uint8_t)(m->is_lost << i);
+    }
+    if (q->founders_count > 0) {
+        memcpy((uint32_t *)(uintptr_t)founders_of(q), r->member_nodes, q->founders_count * sizeof(uint32_t));
     }
 }
 
@@ -158,44 +182,66 @@ static Warren__QueueRecord *unpack_queue(const struct meta_change *c, enum queue
     return r;
 }
 
-static bool decode_queue(const struct meta_change *c, struct queue *q)
+// One allocation for all that an unchanging record says. NULL: it does not decode.
+static struct queue *queue_make(struct span name, const struct meta_change *c)
 {
-    Warren__QueueRecord *r = unpack_queue(c, &q->pub.type);
+    enum queue_type type;
+    Warren__QueueRecord *r = unpack_queue(c, &type);
     if (!r) {
-        return false;
+        return NULL;
     }
-    memcpy(&q->pub.target.group, c->payload.ptr, 8);
-    q->version = c->version;
+    const size_t target = record_target_size(r), arguments = r->arguments.len;
+    struct queue *q = mem_zalloc(sizeof(*q) + target + name.len + arguments);
+    uint64_t group;
+    memcpy(&group, c->payload.ptr, 8);
+    decode_members(r, group, q, (struct queue_target *)(void *)q->tail);
+    uint8_t *at = (uint8_t *)q->tail + target;
+    memcpy(at, name.ptr, name.len);
+    q->pub.name = span_of(at, name.len);
+    if (arguments > 0) {
+        memcpy(at + name.len, r->arguments.data, arguments);
+    }
+    q->pub.arguments = span_of(at + name.len, arguments);
+    q->pub.type = type;
     q->pub.is_durable = r->durable;
-    q->pub.arguments = copy_span(span_of(r->arguments.data, r->arguments.len));
-    decode_members(r, q);
+    q->version = c->version;
     struct queue_settings settings;
     queue_settings_from(q->pub.arguments, &settings);
     q->pub.is_single_active = settings.is_single_active;
+    list_init(&q->incoming);
     warren__queue_record__free_unpacked(r, NULL);
-    return true;
+    return q;
+}
+
+static void target_free(const struct queue *q)
+{
+    if (!is_in_tail(q)) {
+        free((void *)(uintptr_t)q->pub.target);
+    }
 }
 
 // The same queue's record: its members may have changed.
 static void members_told(struct broker *b, struct queue *q, const struct meta_change *c)
 {
-    q->told = b->generation;
+    q->told = (uint32_t)b->generation;
     enum queue_type type;
     Warren__QueueRecord *r = c->version == q->version ? NULL : unpack_queue(c, &type);
     if (!r) {
         return;
     }
-    const uint64_t before = own_replica(b, &q->pub.target);
-    count_replicas(b, &q->pub.target, -1);
-    decode_members(r, q);
+    const uint64_t before = own_replica(b, q->pub.target);
+    count_replicas(b, q->pub.target, -1);
+    const uint64_t group = q->pub.target->group;
+    target_free(q);
+    decode_members(r, group, q, mem_alloc(record_target_size(r)));
     q->version = c->version;
-    count_replicas(b, &q->pub.target, 1);
+    count_replicas(b, q->pub.target, 1);
     warren__queue_record__free_unpacked(r, NULL);
-    const uint64_t now = own_replica(b, &q->pub.target);
-    queue_members_changed(b->config.queues, &q->pub.target);
+    const uint64_t now = own_replica(b, q->pub.target);
+    queue_members_changed(b->config.queues, q->pub.target);
     if (before != now && is_owned_here(b, q)) {
         if (before != 0) {
-            queue_replica_leave(b->config.queues, q->pub.target.group);
+            queue_replica_leave(b->config.queues, q->pub.target->group);
         }
         start_replica(b, q, false);
     }
@@ -205,8 +251,7 @@ static void members_told(struct broker *b, struct queue *q, const struct meta_ch
 static void queue_free(struct queue *q)
 {
     forget_destination(&q->incoming);
-    free_span(q->pub.arguments);
-    free(q->founders);
+    target_free(q);
     free(q);
 }
 
@@ -215,10 +260,10 @@ void queue_remove(struct broker_vhost *v, struct queue *q)
     struct broker *b = v->broker;
     membership_queue_gone(b, q);
     map_remove_bytes(&v->queues, q->pub.name);
-    count_replicas(b, &q->pub.target, -1);
+    count_replicas(b, q->pub.target, -1);
     if (!b->is_closing) {
         // Also without a replica here: sessions of this worker learn that the queue is gone.
-        queue_replica_remove(b->config.queues, q->pub.target.group, true);
+        queue_replica_remove(b->config.queues, q->pub.target->group, true);
     }
     queue_free(q);
 }
@@ -233,30 +278,24 @@ void queue_told(struct broker_vhost *v, struct span name, const struct meta_chan
         }
         return;
     }
-    if (q && c->payload.len >= 8 && memcmp(c->payload.ptr, &q->pub.target.group, 8) == 0) {
+    if (q && c->payload.len >= 8 && memcmp(c->payload.ptr, &q->pub.target->group, 8) == 0) {
         members_told(b, q, c);
         return;
     }
     if (q) {
         queue_remove(v, q);  // Another queue of the same name, made while this node was behind.
     }
-    const size_t size = offsetof(struct queue, name) + name.len;
-    q = mem_zalloc(size < sizeof(*q) ? sizeof(*q) : size);
-    q->told = b->generation;
-    q->vhost = v;
-    memcpy(q->name, name.ptr, name.len);
-    q->pub.name = span_of(q->name, name.len);
-    list_init(&q->incoming);
-    list_init(&q->lost);
-    if (!decode_queue(c, q)) {
+    q = queue_make(name, c);
+    if (!q) {
         log_error("the record of queue '%.*s' does not decode; the queue is left alone", (int)name.len,
                   (const char *)name.ptr);
         b->has_unread = true;
-        queue_free(q);
         return;
     }
+    q->told = (uint32_t)b->generation;
+    q->vhost = v;
     map_put_bytes(&v->queues, q->pub.name, q);
-    count_replicas(b, &q->pub.target, 1);
+    count_replicas(b, q->pub.target, 1);
     resolve_waiting(v, name, true);
     start_replica(b, q, b->is_loaded);
 }

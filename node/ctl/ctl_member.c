@@ -135,7 +135,7 @@ static void attempt(void *arg)
     struct call *c = arg;
     struct broker_vhost *v = broker_vhost_find(c->ctl->broker, span_str(c->vhost));
     const struct broker_queue *q = v ? broker_queue_find(v, span_str(c->queue)) : NULL;
-    if (!q || q->target.group != c->what.group) {
+    if (!q || q->target->group != c->what.group) {
         finish(c, RC_NOT_FOUND, "the queue was deleted");
         return;
     }
@@ -143,8 +143,8 @@ static void attempt(void *arg)
         ask(c, c->leader);
         return;
     }
-    for (uint32_t i = 0; i < q->target.members_count; i++) {
-        const uint32_t node = q->target.members[c->next_member++ % q->target.members_count].node_id;
+    for (uint32_t i = 0; i < q->target->members_count; i++) {
+        const uint32_t node = q->target->members[c->next_member++ % q->target->members_count].node_id;
         if (is_up(c->ctl, node)) {
             ask(c, node);
             return;
@@ -167,7 +167,7 @@ void ctl_member_change(struct ctl *ctl, struct span vhost, const struct broker_q
                        .rc = RC_NOT_LEADER,
                        .done = done,
                        .ctx = ctx};
-    c->what.group = q->target.group;
+    c->what.group = q->target->group;
     ctl_after(ctl, 0, attempt, c, &c->timer);
 }
 

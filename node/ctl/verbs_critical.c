@@ -55,7 +55,7 @@ static void name_queue(void *ctx, const struct broker_queue *q)
 {
     struct namer *n = ctx;
     for (uint32_t i = 0; i < n->critical->count && i < NAMED_MAX; i++) {
-        if (n->critical->groups[i] == q->target.group) {
+        if (n->critical->groups[i] == q->target->group) {
             buf_printf(n->out, "\n%.*s in virtual host '%s'", (int)q->name.len, (const char *)q->name.ptr, n->vhost);
         }
     }

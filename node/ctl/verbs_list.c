@@ -77,7 +77,7 @@ static void add_queue(void *ctx, const struct broker_queue *q)
     a->names = mem_realloc(a->names, (a->count + 1) * sizeof(*a->names));
     a->names[a->count] = span_of(mem_strndup(q->name.ptr, q->name.len), q->name.len);
     a->targets = mem_realloc(a->targets, (a->count + 1) * sizeof(*a->targets));
-    a->targets[a->count++] = q->target;
+    queue_target_copy(&a->targets[a->count++], q->target);
 }
 
 static json_t *queue_object(struct queue_rows *a, const struct broker_queue *q)
@@ -573,9 +573,9 @@ static void add_queue_consumers(void *ctx, const struct broker_queue *q)
     struct queue_service *service = c->queues(c->ctx, s->worker);
     struct queue_info info;
     struct consensus_status status;
-    if (queue_replica_info(service, q->target.group, &info, &status) && status.role == ROLE_LEADER) {
+    if (queue_replica_info(service, q->target->group, &info, &status) && status.role == ROLE_LEADER) {
         s->queue = q->name;
-        queue_replica_consumers(service, q->target.group, add_consumer, s);
+        queue_replica_consumers(service, q->target->group, add_consumer, s);
     }
 }
 

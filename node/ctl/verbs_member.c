@@ -186,9 +186,9 @@ static void sweep_add(void *ctx, struct span vhost, const struct broker_queue *q
     struct sweep *s = ctx;
     uint32_t size = 0;
     bool is_member = false;
-    for (uint32_t i = 0; i < q->target.members_count; i++) {
-        is_member = is_member || q->target.members[i].node_id == s->what.node_id;
-        size += broker_node_by_id(s->request->ctl->broker, q->target.members[i].node_id) != NULL;
+    for (uint32_t i = 0; i < q->target->members_count; i++) {
+        is_member = is_member || q->target->members[i].node_id == s->what.node_id;
+        size += broker_node_by_id(s->request->ctl->broker, q->target->members[i].node_id) != NULL;
     }
     if (is_member != s->what.is_removal || (s->only_even && size % 2 != 0)) {
         return;

@@ -93,8 +93,9 @@ void verb_quorum_status(struct ctl_request *r)
     struct members *m = mem_zalloc(sizeof(*m));
     *m = (struct members){.request = r, .is_asking = true};
     char group[32];
-    snprintf(group, sizeof(group), "%llu", (unsigned long long)q->target.group);
-    struct queue_target t = q->target;
+    snprintf(group, sizeof(group), "%llu", (unsigned long long)q->target->group);
+    struct queue_target t;
+    queue_target_copy(&t, q->target);
     const uint8_t non_voters = q->non_voters;
     for (uint32_t i = 0; i < t.members_count; i++) {
         if (!broker_node_by_id(c->broker, t.members[i].node_id)) {
@@ -189,16 +190,17 @@ void verb_transfer_leadership(struct ctl_request *r)
     const char *to = request_arg(r, 1);
     const struct broker_node *n = broker_node_find(r->ctl->broker, span_str(to));
     bool is_member = false;
-    for (uint32_t i = 0; n && i < q->target.members_count; i++) {
-        is_member = is_member || q->target.members[i].node_id == n->node_id;
+    for (uint32_t i = 0; n && i < q->target->members_count; i++) {
+        is_member = is_member || q->target->members[i].node_id == n->node_id;
     }
     if (!is_member) {
         ctl_error(r, EXIT_DATAERR, "Error: node '%s' has no replica of queue '%s'", to, request_arg(r, 0));
         return;
     }
     struct transfer *t = mem_zalloc(sizeof(*t));
-    *t = (struct transfer){.request = r, .target = q->target, .node = n->node_id};
-    ctl_look(r->ctl, q->target.group, 0, on_leader_known, t);
+    *t = (struct transfer){.request = r, .node = n->node_id};
+    queue_target_copy(&t->target, q->target);
+    ctl_look(r->ctl, q->target->group, 0, on_leader_known, t);
 }
 
 static void on_local_transfer(void *ctx, const struct ctl_replica *p)
@@ -261,7 +263,7 @@ void verb_delete_queue(struct ctl_request *r)
     if (q) {
         struct removal *d = mem_zalloc(sizeof(*d));
         d->request = r;
-        queue_info_get(r->ctl->queues, &q->target, NODE_TIMEOUT_MS, on_counted, d);
+        queue_info_get(r->ctl->queues, q->target, NODE_TIMEOUT_MS, on_counted, d);
     }
 }
 
@@ -285,7 +287,7 @@ void verb_purge_queue(struct ctl_request *r)
     static const struct queue_callbacks callbacks = {.purge_done = on_purged, .ended = on_purge_ended};
     const struct broker_queue *q = request_queue(r);
     if (q) {
-        struct queue_session *s = queue_session_open(r->ctl->queues, &q->target, &callbacks, r);
+        struct queue_session *s = queue_session_open(r->ctl->queues, q->target, &callbacks, r);
         queue_session_purge(s, 1);
     }
 }

@@ -49,14 +49,14 @@ static void add_led(void *ctx, void *owner)
 {
     struct leaders *l = ctx;
     const struct broker_queue *q = owner;
-    if (q->target.group <= l->after) {
+    if (q->target->group <= l->after) {
         return;
     }
     if (l->count == l->cap) {
         l->cap = l->cap ? l->cap * 2 : 256;
         l->groups = mem_realloc(l->groups, l->cap * sizeof(*l->groups));
     }
-    l->groups[l->count++] = q->target.group;
+    l->groups[l->count++] = q->target->group;
 }
 
 // From worker to worker.
@@ -322,8 +322,9 @@ static void add_item(void *ctx, struct span vhost, const struct broker_queue *q)
     if ((b->items_count & (b->items_count - 1)) == 0) {
         b->items = mem_realloc(b->items, (b->items_count ? b->items_count * 2 : 1) * sizeof(*b->items));
     }
-    b->items[b->items_count++] = (struct item){.target = q->target};
-    map_put(&b->by_group, q->target.group, (void *)(uintptr_t)b->items_count);
+    b->items[b->items_count++] = (struct item){0};
+    queue_target_copy(&b->items[b->items_count - 1].target, q->target);
+    map_put(&b->by_group, q->target->group, (void *)(uintptr_t)b->items_count);
 }
 
 static void add_node(void *ctx, const struct broker_node *n)

@@ -18,6 +18,13 @@ struct queue_target {
     uint32_t members_count;
     struct member members[LIMIT_VOTERS];
 };
+// The broker keeps a target only as long as its members: one that is borrowed is copied with this, never by assignment.
+static inline void queue_target_copy(struct queue_target *to, const struct queue_target *from)
+{
+    to->group = from->group;
+    to->members_count = from->members_count;
+    memcpy(to->members, from->members, from->members_count * sizeof(from->members[0]));
+}
 
 struct queue_message {
     uint64_t number;        // Delivery number, consecutive per consumer, from 1.

@@ -20,7 +20,7 @@ struct queue_link *queue_link_get(struct queue_service *q, const struct queue_ta
         list_init(&l->seeking);
         map_put(&q->links, t->group, l);
     }
-    l->target = *t;  // The newest copy of the record.
+    queue_target_copy(&l->target, t);  // The newest copy of the record.
     l->users++;
     return l;
 }
@@ -196,7 +196,7 @@ void queue_members_changed(struct queue_service *q, const struct queue_target *t
 {
     struct queue_link *l = map_get(&q->links, t->group);
     if (l) {
-        l->target = *t;
+        queue_target_copy(&l->target, t);
     }
 }
 

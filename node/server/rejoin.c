@@ -339,12 +339,12 @@ static void check_queue(void *ctx, const struct broker_queue *q)
     struct queue_check *c = ctx;
     bool is_member = false;
     uint32_t staying = 0;
-    for (uint32_t i = 0; i < q->target.members_count; i++) {
-        uint32_t node = q->target.members[i].node_id;
+    for (uint32_t i = 0; i < q->target->members_count; i++) {
+        uint32_t node = q->target->members[i].node_id;
         is_member = is_member || node == c->leaving;
         staying += node != c->leaving && broker_node_by_id(c->broker, node) != NULL;
     }
-    if (is_member && staying < q->target.members_count / 2 + 1) {
+    if (is_member && staying < q->target->members_count / 2 + 1) {
         if (c->count++ == 0) {
             snprintf(c->first, sizeof(c->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
         }

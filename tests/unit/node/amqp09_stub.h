@@ -16,6 +16,7 @@ enum { STUB_QUEUES = 8, STUB_SESSIONS = 64, STUB_OPS = 64 };
 
 struct stub_queue {
     struct broker_queue pub;
+    struct queue_target target;
     char name[64];
     bool exists;
 };
@@ -103,8 +104,8 @@ static struct stub_queue *stub_queue_add(const char *name)
         if (q->name[0] == 0 || (!q->exists && strcmp(q->name, name) == 0)) {
             bool is_again = q->name[0] != 0;
             snprintf(q->name, sizeof(q->name), "%s", name);
-            q->pub = (struct broker_queue){
-                .name = span_str(q->name), .is_durable = true, .target.group = 100 + i + (is_again ? 50 : 0)};
+            q->target = (struct queue_target){.group = 100 + i + (is_again ? 50 : 0)};
+            q->pub = (struct broker_queue){.name = span_str(q->name), .is_durable = true, .target = &q->target};
             q->exists = true;
             stub.version++;
             return q;
@@ -312,7 +313,7 @@ struct queue_session *queue_session_open(struct queue_service *q, const struct q
     s->cb = cb;
     s->ctx = ctx;
     for (int i = 0; i < STUB_QUEUES; i++) {
-        if (stub.queues[i].exists && stub.queues[i].pub.target.group == t->group) {
+        if (stub.queues[i].exists && stub.queues[i].pub.target->group == t->group) {
             s->queue = &stub.queues[i];
         }
     }

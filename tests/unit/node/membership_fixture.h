@@ -173,12 +173,12 @@ static void ask_for(bool is_removal, uint32_t node, enum broker_member_how how)
 static void assert_members(uint32_t count, const uint32_t *nodes)
 {
     const struct broker_queue *q = queue();
-    ck_assert_uint_eq(q->target.members_count, count);
+    ck_assert_uint_eq(q->target->members_count, count);
     ck_assert_uint_eq(q->joining, 0);
     ck_assert_uint_eq(world.config.count, count);
     for (uint32_t i = 0; i < count; i++) {
-        ck_assert_uint_eq(q->target.members[i].node_id, nodes[i]);
-        ck_assert_ptr_nonnull(config_find(&world.config, q->target.members[i].replica_id));
+        ck_assert_uint_eq(q->target->members[i].node_id, nodes[i]);
+        ck_assert_ptr_nonnull(config_find(&world.config, q->target->members[i].replica_id));
     }
 }
 #define MEMBERS(...) assert_members(sizeof((uint32_t[]){__VA_ARGS__}) / 4, (uint32_t[]){__VA_ARGS__})

@@ -317,7 +317,7 @@ START_TEST(a_queue_made_anew_under_its_name_is_another_queue)
     tell(path_vhost(span_str("/")), span_str(""), false);
     queue("a");
     sub->loaded(sub->ctx, index_now);
-    ck_assert_uint_eq(broker_queue_find(vhost(), span_str("a"))->target.group, group_now);
+    ck_assert_uint_eq(broker_queue_find(vhost(), span_str("a"))->target->group, group_now);
     ck_assert_uint_eq(world.started, 2);
     ck_assert_uint_eq(world.deleted, 1);
 }

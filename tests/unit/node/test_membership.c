@@ -17,7 +17,7 @@ START_TEST(a_member_is_announced_then_let_in_as_a_learner_then_promoted)
     ck_assert_uint_eq(world.config.count, 1);  // First the record: the replica can start.
     store_answers();
     ck_assert_uint_eq(queue()->joining, 2);
-    ck_assert_uint_eq(queue()->target.members[1].replica_id, 5000);  // A new id.
+    ck_assert_uint_eq(queue()->target->members[1].replica_id, 5000);  // A new id.
     pass(30);
     MEMBERS(A, B);
     ck_assert_uint_eq(config_voters(&world.config), 1);
@@ -173,7 +173,7 @@ START_TEST(a_removal_leaves_the_configuration_first_and_the_record_follows_when_
     world.proof_rc = RC_NOT_LEADER;  // A leader that was deposed without knowing changes nothing.
     pass(200);
     ck_assert_uint_gt(world.proofs, 0);
-    ck_assert_uint_eq(queue()->target.members_count, 3);
+    ck_assert_uint_eq(queue()->target->members_count, 3);
     world.proof_rc = RC_OK;
     pass(200);
     MEMBERS(A, B);

@@ -20,7 +20,7 @@ START_TEST(a_member_whose_node_lost_its_disk_is_made_anew_on_the_node_that_took_
     tell_node(C, 33, C);  // c@x is node 33 now.
     pass(1000);
     MEMBERS(A, B, 33);
-    ck_assert_uint_eq(queue()->target.members[2].replica_id, 5000);
+    ck_assert_uint_eq(queue()->target->members[2].replica_id, 5000);
     ck_assert_uint_eq(config_voters(&world.config), 3);
 }
 END_TEST
@@ -33,7 +33,7 @@ START_TEST(it_waits_for_that_node_and_takes_no_other)
     tell_node(C, 33, C);
     pass(1000);
     ck_assert_uint_eq(world.config.count, 2);  // The lost replica votes no more.
-    ck_assert_uint_eq(queue()->target.members_count, 3);  // Its place stays.
+    ck_assert_uint_eq(queue()->target->members_count, 3);  // Its place stays.
     world.is_down[33] = false;
     membership_nodes_changed(b);
     pass(1000);
@@ -115,8 +115,8 @@ START_TEST(a_replica_that_lost_its_memory_is_made_anew_on_its_node_under_another
     pass(300);
     MEMBERS(A, B, C);
     ck_assert_uint_eq(queue()->lost, 0);
-    ck_assert_uint_ge(queue()->target.members[2].replica_id, 5000);
-    ck_assert(config_find(&world.config, queue()->target.members[2].replica_id)->is_voter);
+    ck_assert_uint_ge(queue()->target->members[2].replica_id, 5000);
+    ck_assert(config_find(&world.config, queue()->target->members[2].replica_id)->is_voter);
     ck_assert_ptr_null(config_find(&world.config, GROUP + 3));
     ck_assert_uint_ge(world.proofs, 1);
 }
@@ -143,7 +143,7 @@ START_TEST(its_place_waits_for_its_node_and_goes_to_no_other)
     world.is_down[C] = true;
     pass(300);
     ck_assert_uint_eq(world.config.count, 2);
-    ck_assert_uint_eq(queue()->target.members[2].replica_id, GROUP + 3);
+    ck_assert_uint_eq(queue()->target->members[2].replica_id, GROUP + 3);
     world.is_down[C] = false;
     tell_node(D, D, 0);  // Something looks again.
     pass(300);
