@@ -197,8 +197,12 @@ static void cold_done(struct glog_read *r)
     struct group *g = c->group;
     struct host *h = g->host;
     if (c->node != h->config.node_id) {
+        struct peer *p = host_peer(h, c->node);
         assert(g->work);  // Kept while `feeding` has a bit.
-        g->work->feeding &= ~(1ull << host_peer(h, c->node)->slot);
+        g->work->feeding &= ~(1ull << p->slot);
+        assert(p->feeds > 0);
+        p->feeds--;
+        p->is_woken = p->is_woken || !list_is_empty(&p->blocked);
     }
     if (!group_is_gone(g) && !h->is_failed) {
         if (c->node == h->config.node_id) {
@@ -236,7 +240,9 @@ void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t 
     if (node == g->host->config.node_id) {
         g->flags |= GROUP_COLD;
     } else {
-        group_work(g)->feeding |= 1ull << host_peer(g->host, node)->slot;
+        struct peer *p = host_peer(g->host, node);
+        group_work(g)->feeding |= 1ull << p->slot;
+        p->feeds++;
     }
     g->host->metrics.cold_reads++;
     glog_read_start(g->log, &c->read);

@@ -30,6 +30,8 @@ enum {
     HOST_SNAPSHOT_PIECE = 512 << 10,
     HOST_SNAPSHOT_SENDS = 8,          // Transfers at a time; the others wait for the next retry.
     HOST_SNAPSHOT_MIN_BYTES = 16 << 20,
+    HOST_HOLD_BYTES = 32 << 20,       // For a transfer the log may grow by this and twice what the group has in segments.
+    HOST_FEEDS_MAX = LIMIT_PEER_IN_FLIGHT_BYTES / LIMIT_FRAME_BYTES,  // Cold reads for one peer at a time.
     // Dead bytes in segments that are worth a snapshot: this much in a group, less in each if many groups have some.
     HOST_DEAD_BYTES = 2 << 20,
     HOST_DEAD_ALL_BYTES = 32 << 20,
@@ -183,6 +185,7 @@ struct peer {
     // The window: bytes sent, and echoed by the peer.
     uint64_t sent, echoed;
     bool is_woken;         // There is room again.
+    uint32_t feeds;        // Cold reads for it that are under way: at most HOST_FEEDS_MAX.
     struct list blocked;   // struct blocked.
     struct fragment_send fragment;
 

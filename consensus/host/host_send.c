@@ -3,7 +3,8 @@
 //
 // Appends: the host pulls. A group on the ready list is asked, peer by peer, what it may send next (next_send); the
 // entries' bytes go out straight from the arena as ranges behind the frame's envelope. Entries that left memory are
-// read back for the peer at its own pace (one read per group and peer at a time), so a slow follower holds no memory.
+// read back for the peer at its own pace (one read per group and peer at a time, and a window's worth for all groups of
+// a peer), so a slow follower holds no memory.
 // An entry too large for a frame goes in fragments, one entry at a time per peer, each fragment only while little is
 // unacknowledged, so that other groups' frames pass in between.
 //
@@ -386,6 +387,10 @@ static bool send_entries(struct group *g, struct peer *p, uint32_t i, struct con
         const enum rc rc = glog_ranges(g->log, m->index + 1, s->last, LIMIT_FRAME_BYTES - p->raw_bytes,
                                        p->iov + p->iov_count, HOST_FRAME_IOV - p->iov_count, &ranges,
                                        &m->count, m->runs, CONSENSUS_TERM_RUNS, &m->runs_count);
+        if (rc == RC_COLD && p->feeds >= HOST_FEEDS_MAX) {
+            block(g, p);  // More could not be sent in one window anyway.
+            return false;
+        }
         if (rc == RC_COLD) {
             host_cold_start(g, p->node, m->to, m->index + 1, s->last, LIMIT_FRAME_BYTES);
             return false;

@@ -11,7 +11,10 @@
 // appends, no votes, no timers, no proposals; engine-notes §1.8). Then the state machine is restored
 // (LOADING: nothing is applied meanwhile).
 //
-// While a snapshot is being sent or received no local one is begun, so the one on its way stays current.
+// While a snapshot is being sent or received no local one is begun, so the one on its way stays current; nor for as
+// long again as it took, so that the member that got it finds the log behind it and need not be sent the next
+// one. That holds up the leader's log, so it ends at the latest when the log has grown by is_held's bound: a member
+// slower than that is sent a newer snapshot, and costs a leader no more disk however long it takes.
 // Every transfer ends: done, refused, link dead, or HOST_TRANSFER_NS without progress (law 4).
 #include "consensus/host/host_core.h"
 #include <assert.h>
@@ -34,6 +37,9 @@ struct snap_send {
     bool is_sent;
     uint64_t repeat_due;  // The piece is sent again then.
     uint64_t progress;    // Time of the last step forward.
+    uint64_t began;
+    uint64_t hold_bytes;  // No snapshot is taken meanwhile, until the log has grown by this.
+    uint64_t held_until;  // Not 0: all has arrived, the member catches up with the log (is_over).
 };
 
 struct snap_receive {
@@ -65,12 +71,25 @@ bool host_snapshot_is_sending(const struct group *g, uint64_t replica)
     return false;
 }
 
+// A snapshot now would take away from a member what it is being sent, or is reading behind it.
+static bool is_held(const struct group *g)
+{
+    const uint64_t grown = glog_bytes_since_snapshot(g->log);
+    list_each(l, &g->host->snap_sends) {
+        const struct snap_send *s = list_entry(l, struct snap_send, link);
+        if (s->group == g && (!s->is_over || s->held_until != 0) && grown < s->hold_bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
 {
     if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_REMOVED | GROUP_FAILED | GROUP_LOST)) {
         return false;
     }
-    if (g->fsm->snapshot_begin == NULL || host_snapshot_is_sending(g, 0)) {
+    if (g->fsm->snapshot_begin == NULL || is_held(g)) {
         return false;
     }
     struct consensus_status st;
@@ -119,7 +138,7 @@ static bool has_dead(struct group *g)
 void host_snapshot_consider(struct group *g)
 {
     if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) ||
-        glog_snapshot_is_coming(g->log)) {
+        glog_snapshot_is_coming(g->log) || is_held(g)) {
         return;
     }
     const uint64_t bytes = glog_bytes_since_snapshot(g->log);
@@ -193,9 +212,23 @@ static void send_free(struct snap_send *s)
     }
     buf_deinit(&s->read.bytes);
     list_remove(&s->link);
-    h->snap_sends_count--;
+    h->snap_sends_count -= s->held_until == 0;
     group_unref(s->group);
     free(s);
+}
+
+// The member has it, and the log behind it stays for as long as the transfer took.
+static void send_follow(struct snap_send *s)
+{
+    struct host *h = s->group->host;
+    assert(s->is_over && !s->is_reading);
+    if (s->piece.ptr) {
+        host_free_later(h, s->piece.ptr);
+        buf_init(&s->piece);
+    }
+    s->has_piece = false;
+    s->held_until = 2 * host_now(h) - s->began;
+    h->snap_sends_count--;
 }
 
 // The transfer is over; the engine goes on from there (or hears of it a little later, if it failed).
@@ -214,6 +247,10 @@ static void send_end(struct snap_send *s, bool is_ok)
         } else {
             host_retry_add(g, s->node, s->replica, true);
         }
+    }
+    if (is_ok && !s->is_reading && !group_is_gone(g)) {
+        send_follow(s);
+        return;
     }
     if (!group_is_gone(g)) {
         host_snapshot_consider(g);  // None is begun while one is sent.
@@ -346,7 +383,9 @@ bool host_snapshot_send(struct group *g, uint32_t node, uint64_t replica)
     s->node = node;
     s->replica = replica;
     s->info = info;
-    s->progress = host_now(h);
+    s->began = s->progress = host_now(h);
+    uint64_t entries;
+    s->hold_bytes = HOST_HOLD_BYTES + 2 * glog_bytes_in_segments(g->log, &entries);
     buf_init(&s->piece);
     group_ref(g);
     list_add_tail(&h->snap_sends, &s->link);
@@ -673,12 +712,37 @@ static void introduce(struct snap_send *s, uint64_t term)
     host_send_message(s->group->host, s->group, s->node, &m);
 }
 
+// Returns when the hold ends; UINT64_MAX: it has.
+static uint64_t held_turn(struct snap_send *s)
+{
+    struct group *g = s->group;
+    struct consensus_status st;
+    if (!group_is_gone(g)) {
+        g->ops->status(g->replica, &st);
+        if (st.role == ROLE_LEADER && g->host->now < s->held_until) {
+            return s->held_until;
+        }
+    }
+    group_ref(g);
+    send_free(s);
+    if (!group_is_gone(g)) {
+        host_snapshot_consider(g);
+    }
+    group_unref(g);
+    return UINT64_MAX;
+}
+
 // Repeats what got no answer, gives up what makes no progress. Returns when it wants to be called again.
 uint64_t host_snapshot_turn(struct host *h)
 {
     uint64_t due = UINT64_MAX;
     list_each(l, &h->snap_sends) {
         struct snap_send *s = list_entry(l, struct snap_send, link);
+        if (s->held_until != 0) {
+            const uint64_t at = held_turn(s);
+            due = at < due ? at : due;
+            continue;
+        }
         if (s->is_over) {
             continue;
         }

@@ -3,7 +3,7 @@
 //
 // A leader starts a change only when its term's no-op is applied (P10) and the change before is committed; so at most
 // one change is uncommitted in any log, and one older configuration is enough to roll back to when it is truncated.
-// New members come as learners and are promoted when they are nearly level. A configuration is stored only as long as
+// New members come as learners and are promoted when they are nearly level, or keep pace. A configuration is stored only as long as
 // its members.
 #include "consensus/raft/state.h"
 #include "node/base/mem.h"
@@ -66,7 +66,28 @@ void raft_config_settle(struct replica *r)
     }
 }
 
-static enum rc apply_change(const struct replica *r, const struct member_change *c, struct config *to)
+// A voter far behind would only slow commits down. Under load the end of the log runs ahead of every disk by more than
+// RAFT_PROMOTE_LAG, the voters' too: then a learner is level that reaches within RAFT_ROUND_NS where the end was.
+static bool is_level(struct replica *r, int at, uint64_t now_ns)
+{
+    struct lead *lead = r->lead;
+    const struct peer *p = &lead->peers[at];
+    const uint64_t id = r->config->members[at].replica_id;
+    if (p->state != PEER_REPLICATE || p->is_regressed) {
+        return false;
+    }
+    const bool is_round = lead->learner == id && p->match >= lead->learner_round.index;
+    if (p->match + RAFT_PROMOTE_LAG >= r->last || (is_round && now_ns - lead->learner_round.at <= RAFT_ROUND_NS)) {
+        return true;
+    }
+    if (is_round || lead->learner != id) {
+        lead->learner = id;
+        lead->learner_round = (struct mark){.index = r->last, .at = now_ns};
+    }
+    return false;
+}
+
+static enum rc apply_change(struct replica *r, const struct member_change *c, uint64_t now_ns, struct config *to)
 {
     int at = raft_member_at(r, c->member.replica_id);
     switch (c->kind) {
@@ -90,9 +111,8 @@ static enum rc apply_change(const struct replica *r, const struct member_change 
         if (to->members[at].is_voter || config_voters(to) == LIMIT_VOTERS) {
             return RC_INVALID;
         }
-        const struct peer *p = &r->lead->peers[at];
-        if (p->state != PEER_REPLICATE || p->is_regressed || p->match + RAFT_PROMOTE_LAG < r->last) {
-            return RC_BUSY;  // A voter that far behind would only slow commits down.
+        if (!is_level(r, at, now_ns)) {
+            return RC_BUSY;
         }
         to->members[at].is_voter = true;
         return RC_OK;
@@ -141,7 +161,7 @@ enum rc raft_change_members(struct replica *r, const struct member_change *c, ui
     }
     struct config to;
     config_copy(&to, r->config);
-    TRY(apply_change(r, c, &to));
+    TRY(apply_change(r, c, now_ns, &to));
     to.index = r->last + 1;
     r->lead = lead_remap(r, &to);
     raft_config_set(r, &to);

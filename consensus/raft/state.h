@@ -19,6 +19,7 @@ enum { RAFT_RUNS_INLINE = 2, RAFT_MARKS = 6, RAFT_READS_MAX = 1024, RAFT_PROMOTE
 #define RAFT_RESEND_NS (200 * RAFT_MS)        // An unanswered message to a live peer is repeated after this,
 #define RAFT_RESEND_DOUBLINGS 4               // doubling up to 16 times this.
 #define RAFT_STUCK_NS (5000 * RAFT_MS)        // Age of the oldest proposal at which a leader gives up (decision 7).
+#define RAFT_ROUND_NS (1000 * RAFT_MS)        // A learner that reaches in this time where the log ended is level.
 #define RAFT_MARK_NS (RAFT_STUCK_NS / RAFT_MARKS)
 
 // hint_index of a refusal by a replica that lost what it had promised: it must not be counted (law 2).
@@ -70,6 +71,8 @@ struct lead {
     uint64_t transfer_deadline;
     bool is_transfer_sent;
     uint64_t retire_last;  // Last target tried after our own removal.
+    uint64_t learner;      // Who was last to be promoted and was not level; 0 nobody.
+    struct mark learner_round;  // Where the log ended then.
     uint32_t marks_count;  // Proposals with the time they were seen, oldest first: how old is the oldest uncommitted?
     struct mark mark;         // The oldest,
     struct mark *more_marks;  // and the others: only while something is not committed long after it was proposed.

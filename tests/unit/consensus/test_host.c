@@ -424,6 +424,104 @@ START_TEST(a_replica_that_takes_the_place_of_another_gets_the_snapshot)
 }
 END_TEST
 
+static void cold_goes_on(struct sim_node *n)
+{
+    n->cold.is_busy = false;
+    struct list *first = list_pop(&n->cold.jobs);
+    if (first) {
+        n->cold.base.submit(&n->cold.base, list_entry(first, struct job, link));
+    }
+}
+
+// A learner on a node whose cold thread stands still takes what it is sent and never has it on disk.
+START_TEST(a_slow_learner_holds_the_leaders_log_up_to_a_bound)
+{
+    start();
+    struct sim_node *n = &s->nodes[2];
+    sim_node_drop_group(n, 0);
+    for (int i = 0; i < 3000; i++) {
+        ck_assert_int_eq(propose(1, 0, 10000), RC_OK);
+        run_ms(i % 100 == 99 ? 20 : 0);
+    }
+    run_ms(300);
+    struct member_change change = {.kind = MEMBER_REMOVE, .member = s->groups[0].initial.members[2]};
+    ck_assert_int_eq(group_change_members(s->nodes[0].groups[0], &change), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(100);
+    n->replicas[0] = 31;
+    sim_node_add_group(n, 0, NULL);
+    n->cold.is_busy = true;
+    change = (struct member_change){.kind = MEMBER_ADD_LEARNER, .member = {.replica_id = 31, .node_id = 3}};
+    ck_assert_int_eq(group_change_members(s->nodes[0].groups[0], &change), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(100);
+    const uint64_t sent = status(1, 0).snapshot;
+    struct glog *log = store_glog_find(s->nodes[0].store->workers, 100);
+    uint64_t grown = 0, entries;
+    const uint64_t bound = (32 << 20) + 2 * glog_bytes_in_segments(log, &entries);
+    ck_assert_uint_lt(bound, 70 << 20);
+    for (int i = 0; i < 8000; i++) {
+        ck_assert_int_eq(propose(1, 0, 10000), RC_OK);
+        run_ms(i % 100 == 99 ? 20 : 0);
+        grown = glog_bytes_since_snapshot(log) > grown ? glog_bytes_since_snapshot(log) : grown;
+        ck_assert(i > 1000 || status(1, 0).snapshot == sent);  // It is held for a while,
+    }
+    ck_assert_uint_gt(status(1, 0).snapshot, sent);  // but not for 80 MB.
+    ck_assert_uint_lt(grown, bound + (4 << 20));  // Until the next log file is retired.
+    cold_goes_on(n);
+    run_ms(70000);
+    ck_assert_uint_eq(machine(3, 0)->entries, 11000);
+    ck_assert_uint_eq(machine(3, 0)->chain, machine(1, 0)->chain);
+}
+END_TEST
+
+// Many groups that are behind on one node: what is read for them from disk at a time is a window's worth.
+START_TEST(groups_that_are_behind_on_one_node_are_fed_from_disk_a_window_at_a_time)
+{
+    enum { GROUPS = 60, FEEDS = LIMIT_PEER_IN_FLIGHT_BYTES / LIMIT_FRAME_BYTES };
+    for (uint32_t i = 3; i < GROUPS; i++) {
+        s->groups[i].id = 100 + i;
+        map_init_u64(&s->groups[i].leaders);
+        s->groups[i].initial.count = 3;
+        for (uint32_t k = 0; k < 3; k++) {
+            s->groups[i].initial.members[k] =
+                (struct member){.replica_id = i * 10 + k + 1, .node_id = k + 1, .is_voter = true};
+        }
+    }
+    for (uint32_t k = 0; k < 3; k++) {
+        for (uint32_t i = 0; i < 3; i++) {
+            s->groups[i].initial.members[k].node_id = k + 1;  // Node 1 leads them all.
+        }
+    }
+    s->groups_count = GROUPS;
+    s->memtable_bytes = 256 << 10;
+    start();
+    crash(3);
+    for (int i = 0; i < 30; i++) {
+        for (uint32_t slot = 0; slot < GROUPS; slot++) {
+            ck_assert_int_eq(propose(1, slot, 1000), RC_OK);
+        }
+        run_ms(10);
+    }
+    run_ms(300);
+    struct sim_node *n = &s->nodes[0];
+    n->cold.is_busy = true;  // They pile up.
+    restart(3);
+    run_ms(1000);
+    uint32_t waiting = 0;
+    list_each (l, &n->cold.jobs) {
+        waiting++;
+    }
+    ck_assert_uint_gt(waiting, 0);
+    ck_assert_uint_le(waiting, FEEDS);
+    cold_goes_on(n);
+    run_ms(5000);
+    for (uint32_t slot = 0; slot < GROUPS; slot++) {
+        ck_assert_uint_eq(machine(3, slot)->entries, 30);
+    }
+}
+END_TEST
+
 // The new replica's id is known (the queue's record says it), the end of the one before it did not reach the disk.
 START_TEST(a_replica_does_not_take_over_what_another_left_on_its_node)
 {
@@ -633,6 +731,8 @@ int main(void)
     tcase_add_test(t, a_leader_that_hears_no_majority_steps_down);
     tcase_add_test(t, a_follower_far_behind_is_fed_from_disk_or_snapshot);
     tcase_add_test(t, a_replica_that_takes_the_place_of_another_gets_the_snapshot);
+    tcase_add_test(t, a_slow_learner_holds_the_leaders_log_up_to_a_bound);
+    tcase_add_test(t, groups_that_are_behind_on_one_node_are_fed_from_disk_a_window_at_a_time);
     tcase_add_test(t, a_replica_does_not_take_over_what_another_left_on_its_node);
     tcase_add_test(t, a_record_that_is_behind_gets_nothing_and_deletes_nothing);
     tcase_add_test(t, nodes_that_came_and_went_cost_a_host_nothing_but_a_name);
