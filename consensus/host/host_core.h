@@ -353,18 +353,22 @@ void group_config_before(struct group *g);    // A config entry is about to be a
 void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t first, uint64_t last, size_t bytes_max);
 
 // host_snapshot.c
-bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out);
-void host_snapshot_consider(struct group *g);
 bool host_snapshot_send(struct group *g, uint32_t node, uint64_t replica);  // False: not now, tried again later.
-bool host_snapshot_is_sending(const struct group *g, uint64_t replica);  // 0: to anybody.
+bool host_snapshot_is_sending(const struct group *g, uint64_t replica);
+// A snapshot now would take away from a member what it is being sent, or is reading behind it.
+bool host_snapshot_is_held(const struct group *g);
 void host_snapshot_on_piece(struct host *h, uint32_t node, const struct frame *f);
 void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f);
 uint64_t host_snapshot_turn(struct host *h);
 void host_snapshot_link(struct host *h, uint32_t node, bool is_dead);
-void host_snapshot_load(struct group *g);
 void host_snapshot_role(struct group *g, uint64_t leader);
 void host_snapshot_group_gone(struct group *g);
 void host_snapshot_destroy(struct host *h);
+
+// host_snapshot_local.c
+bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out);
+void host_snapshot_consider(struct group *g);
+void host_snapshot_load(struct group *g);
 
 // host_read.c
 void host_read_proven(struct group *g, uint64_t id, uint64_t index);
