@@ -277,9 +277,7 @@ uint64_t metastore_turn(struct metastore *m)
     if (m->group) {
         struct consensus_status st;
         group_status(m->group, &st);
-        if (st.commit > atomic_load_explicit(&m->shared_commit, memory_order_relaxed)) {
-            atomic_store_explicit(&m->shared_commit, st.commit, memory_order_relaxed);
-        }
+        metastore_commit_heard(m, st.commit);
     }
     list_each(i, &m->sent)
     {
@@ -449,7 +447,10 @@ enum rc metastore_start(struct metastore *m, struct host *h, uint64_t replica_id
         .fsm_ctx = &m->fsm,
         .campaign_at_once = campaign_at_once,
     };
-    return host_group_add(h, &spec, &m->group);
+    TRY(host_group_add(h, &spec, &m->group));
+    // Who was told that something exists may use it through another node at once (decision 16).
+    group_tell_at_once(m->group);
+    return RC_OK;
 }
 
 struct group *metastore_group(struct metastore *m)
@@ -470,6 +471,14 @@ void metastore_status(const struct metastore *m, struct metastore_status *out)
 }
 
 // ---- what is known ----------------------------------------------------------------------------------------
+
+void metastore_commit_heard(struct metastore *m, uint64_t commit)
+{
+    uint64_t known = atomic_load_explicit(&m->shared_commit, memory_order_relaxed);
+    while (commit > known && !atomic_compare_exchange_weak_explicit(&m->shared_commit, &known, commit,
+                                                                    memory_order_relaxed, memory_order_relaxed)) {
+    }
+}
 
 bool metastore_is_current(struct metastore *m, uint32_t worker)
 {

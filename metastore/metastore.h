@@ -95,6 +95,8 @@ void metastore_submit(struct metastore *m, uint32_t worker, struct meta_command 
 // 16).
 void metastore_fence(struct metastore *m, uint32_t worker, uint32_t timeout_ms, meta_done_fn *done,
                      void *ctx);
+// Any thread: another node knows that this much is committed (its beat says so).
+void metastore_commit_heard(struct metastore *m, uint64_t commit);
 // Has this worker's projection seen everything that is known to be committed (from beats and appends)?
 bool metastore_is_current(struct metastore *m, uint32_t worker);
 uint64_t metastore_seen(struct metastore *m,

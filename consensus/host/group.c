@@ -621,6 +621,11 @@ enum rc group_change_members(struct group *g, const struct member_change *c)
     return rc;
 }
 
+void group_tell_at_once(struct group *g)
+{
+    g->flags |= GROUP_EAGER;
+}
+
 void group_applied(struct group *g, uint64_t index)
 {
     if (group_is_gone(g)) {

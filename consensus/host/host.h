@@ -77,6 +77,8 @@ typedef void group_read_fn(void *ctx, enum rc rc);
 void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *done, void *ctx);
 MUST_USE enum rc group_transfer(struct group *g, uint32_t node_id);
 MUST_USE enum rc group_change_members(struct group *g, const struct member_change *c);
+// What this group commits its leader tells at once, not within 5 ms with what follows: a message more for each commit.
+void group_tell_at_once(struct group *g);
 // For machines on another thread: applied up to `index` (see fsm_ops.apply).
 void group_applied(struct group *g, uint64_t index);
 

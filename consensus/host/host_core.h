@@ -92,6 +92,7 @@ enum group_flag {
     GROUP_WROTE_HARD_STATE = 512,
     GROUP_WROTE = 1024,   // Something was laid down since the last flush.
     GROUP_RECEIVING = 2048,  // A snapshot is coming in.
+    GROUP_EAGER = 8192,    // What was committed is told at once.
     GROUP_LOST = 4096,     // Damage was found in its log or snapshot: nothing is applied any more (law 2).
 };
 

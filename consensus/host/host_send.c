@@ -461,7 +461,7 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
             if (!send_entries(g, p, i, &s)) {
                 return;
             }
-        } else if (s.may_wait && !is_news_due) {
+        } else if (s.may_wait && !is_news_due && !(g->flags & GROUP_EAGER)) {
             struct group_work *w = group_work(g);
             if (list_is_empty(&w->news)) {
                 w->news_due = host_now(h) + HOST_NEWS_NS;

@@ -74,6 +74,9 @@ void alarm_beat(void *ctx, uint32_t node_id, const struct peer_beat *b)
     if (b->alarms != alarms_of_node(&n->alarms, node_id)) {
         n->alarms_at_ns = 0;
     }
+    if (n->metastore) {
+        metastore_commit_heard(n->metastore, b->meta_commit);
+    }
 }
 
 struct sync {

@@ -271,6 +271,19 @@ START_TEST(followers_hear_of_the_last_commit_within_milliseconds)
 }
 END_TEST
 
+START_TEST(a_group_whose_commits_are_told_at_once_does_not_wait_for_what_follows)
+{
+    start();
+    group_tell_at_once(s->nodes[0].groups[0]);
+    ck_assert_int_eq(propose(1, 0, 10), RC_OK);
+    ck_assert_int_eq(propose(2, 1, 10), RC_OK);
+    run_ms(3);  // Delay, sync, delay back, delay again.
+    ck_assert_uint_eq(machine(2, 0)->entries, 1);
+    ck_assert_uint_eq(machine(3, 0)->entries, 1);
+    ck_assert_uint_eq(machine(3, 1)->entries, 0);  // An ordinary one.
+}
+END_TEST
+
 START_TEST(idle_groups_cause_no_events)
 {
     start();
@@ -722,6 +735,7 @@ int main(void)
     tcase_add_test(t, what_is_proposed_is_applied_once_by_every_member);
     tcase_add_test(t, proposals_of_one_turn_share_a_frame_and_a_sync);
     tcase_add_test(t, followers_hear_of_the_last_commit_within_milliseconds);
+    tcase_add_test(t, a_group_whose_commits_are_told_at_once_does_not_wait_for_what_follows);
     tcase_add_test(t, idle_groups_cause_no_events);
     tcase_add_test(t, a_follower_refuses_proposals);
     tcase_add_test(t, an_entry_larger_than_a_frame_travels_in_fragments);

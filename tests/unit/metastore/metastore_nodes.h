@@ -34,6 +34,7 @@ struct group {
     const struct fsm_ops *fsm;
     void *ctx;
     uint64_t handed, applied;
+    bool is_eager;
     struct config config;
 };
 
@@ -163,6 +164,11 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     h->has_group = true;
     *out = &h->group;
     return RC_OK;
+}
+
+void group_tell_at_once(struct group *g)
+{
+    g->is_eager = true;
 }
 
 static bool leads(const struct host *h)

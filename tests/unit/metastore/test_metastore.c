@@ -26,6 +26,27 @@ START_TEST(a_command_is_answered_after_its_worker_has_seen_the_change)
 }
 END_TEST
 
+// Decision 16: what a node hears of from another's beat makes an unroutable publish wait for it.
+START_TEST(a_projection_is_behind_what_another_nodes_beat_says)
+{
+    struct answer a;
+    put(&a, 1, 0, "q", META_IF_ABSENT);
+    pump();
+    const uint64_t seen = metastore_seen(w.node[2].m, 1);
+    ck_assert(w.node[2].host.group.is_eager);
+    metastore_commit_heard(w.node[2].m, seen);
+    ck_assert(metastore_is_current(w.node[2].m, 1));
+    metastore_commit_heard(w.node[2].m, seen + 1);
+    ck_assert(!metastore_is_current(w.node[2].m, 0));
+    ck_assert(!metastore_is_current(w.node[2].m, 1));
+    metastore_commit_heard(w.node[2].m, seen);  // An older beat.
+    ck_assert(!metastore_is_current(w.node[2].m, 1));
+    put(&a, 1, 0, "r", META_IF_ABSENT);
+    pump();
+    ck_assert(metastore_is_current(w.node[2].m, 1));
+}
+END_TEST
+
 START_TEST(a_failed_condition_comes_back_with_the_operation)
 {
     struct answer a;
@@ -213,6 +234,7 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, a_command_is_answered_after_its_worker_has_seen_the_change);
+    tcase_add_test(t, a_projection_is_behind_what_another_nodes_beat_says);
     tcase_add_test(t, a_failed_condition_comes_back_with_the_operation);
     tcase_add_test(t, an_invalid_command_is_refused_without_the_log);
     tcase_add_test(t, a_command_whose_frame_was_lost_is_sent_again_and_applied_once);
