@@ -25,6 +25,12 @@ void *mem_zalloc(size_t bytes)
     return check(calloc(1, bytes ? bytes : 1), bytes);
 }
 
+void *mem_alloc_aligned(size_t bytes, size_t alignment)
+{
+    void *p = NULL;
+    return check(posix_memalign(&p, alignment, bytes) == 0 ? p : NULL, bytes);
+}
+
 void *mem_realloc(void *ptr, size_t bytes)
 {
     return check(realloc(ptr, bytes ? bytes : 1), bytes);
