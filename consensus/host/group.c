@@ -8,6 +8,7 @@
 // between; a gated message waits in the group until the next submission takes it along; bounds are checked before the
 // engine gives out an index, so that an index given out is always filled.
 #include "consensus/host/host_core.h"
+#include "node/base/slab.h"
 #include <assert.h>
 #include <stdlib.h>
 
@@ -72,7 +73,7 @@ void group_unref(struct group *g)
             free(g->work->config_applied);
             work_free(g);
         }
-        free(g);
+        slab_free(g, sizeof(*g));
     }
 }
 
@@ -399,7 +400,7 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     if (start.config.count == 0) {
         return RC_INVALID;
     }
-    struct group *g = mem_zalloc(sizeof(*g));
+    struct group *g = slab_zalloc(sizeof(*g));
     g->id = spec->group;
     g->replica_id = spec->replica_id;
     g->host = h;

@@ -12,6 +12,7 @@
 // only (P19), and only through an entry of the current term (P2).
 #include "consensus/raft/state.h"
 #include "node/base/mem.h"
+#include "node/base/slab.h"
 #include <stdlib.h>
 
 static bool is_self(const struct replica *r, uint32_t i)
@@ -25,7 +26,7 @@ void raft_become_leader(struct replica *r, uint64_t now_ns, struct consensus_out
     assert(r->persisted.term == r->hard.term);
     assert(r->persisted.vote == r->id);
     uint32_t count = r->config->count;
-    struct lead *lead = mem_zalloc(sizeof(*lead) + count * sizeof(struct peer));
+    struct lead *lead = slab_zalloc(raft_lead_size(count));
     lead->now = now_ns;
     lead->round = 1;
     lead->peers_count = count;
@@ -50,7 +51,7 @@ void raft_lead_free(struct replica *r)
 {
     free(r->lead->reads);
     free(r->lead->more_marks);
-    free(r->lead);
+    slab_free(r->lead, raft_lead_size(r->lead->peers_count));
     r->lead = NULL;
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The engine's view of its log: not entries but the terms of runs of entries, and where it starts and ends.
 //
-// A log changes term only at elections, so a handful of runs describe it; two are kept in the replica, more on the
-// heap (a new run is an election, never the data path). Truncation and snapshot installation go through this file
+// A log changes term only at elections, so a handful of runs describe it, and none an empty one: memory is taken by
+// elections and by the first entry behind a snapshot of everything, else never on the data path. Truncation and snapshot installation go through this file
 // alone and reset everything derived from the log with it: durable and matched index, epoch, configuration (P12).
 //
 // Invariants: runs ascend in first index and in term; runs[0].first = snapshot_index + 1 unless the log is empty.
@@ -15,26 +15,22 @@ static void run_push(struct replica *r, uint64_t first, uint64_t term)
     assert(r->runs_count == 0 || r->runs[r->runs_count - 1].first < first);
     assert(r->runs_count == 0 || r->runs[r->runs_count - 1].term < term);
     if (r->runs_count == r->runs_cap) {
-        uint32_t cap = r->runs_cap * 2;
-        struct term_run *grown = mem_alloc(cap * sizeof(*grown));
-        memcpy(grown, r->runs, r->runs_count * sizeof(*grown));
-        if (r->runs != r->runs_inline) {
-            free(r->runs);
-        }
-        r->runs = grown;
-        r->runs_cap = cap;
+        r->runs_cap = r->runs_cap ? r->runs_cap * 2 : 1;
+        r->runs = mem_realloc(r->runs, r->runs_cap * sizeof(*r->runs));
     }
     r->runs[r->runs_count++] = (struct term_run){.first = first, .term = term};
 }
 
-// Back into the replica when they fit, so that an old group is as small as a new one.
+// So that an old group is as small as a new one.
 static void runs_shrink(struct replica *r)
 {
-    if (r->runs != r->runs_inline && r->runs_count <= RAFT_RUNS_INLINE) {
-        memcpy(r->runs_inline, r->runs, r->runs_count * sizeof(r->runs[0]));
+    if (r->runs_count == 0) {
         free(r->runs);
-        r->runs = r->runs_inline;
-        r->runs_cap = RAFT_RUNS_INLINE;
+        r->runs = NULL;
+        r->runs_cap = 0;
+    } else if (r->runs_count <= r->runs_cap / 4) {
+        r->runs_cap = r->runs_count;
+        r->runs = mem_realloc(r->runs, r->runs_cap * sizeof(*r->runs));
     }
 }
 
@@ -42,8 +38,6 @@ void raft_log_init(struct replica *r, const struct replica_start *start)
 {
     assert(start->last >= start->snapshot_index);
     assert(start->runs_count > 0 || start->last == start->snapshot_index);
-    r->runs = r->runs_inline;
-    r->runs_cap = RAFT_RUNS_INLINE;
     r->snapshot_index = start->snapshot_index;
     r->snapshot_term = start->snapshot_term;
     r->last = r->durable = start->last;
@@ -64,6 +58,7 @@ void raft_log_init(struct replica *r, const struct replica_start *start)
     if (r->last == r->snapshot_index) {
         r->runs_count = 0;
     }
+    runs_shrink(r);
 }
 
 uint64_t raft_term_at(const struct replica *r, uint64_t index)
@@ -124,8 +119,8 @@ void raft_log_cut(struct replica *r, uint64_t index, uint64_t term)
         dropped = r->runs_count;
     }
     r->runs_count -= dropped;
-    memmove(r->runs, r->runs + dropped, r->runs_count * sizeof(r->runs[0]));
     if (r->runs_count > 0) {
+        memmove(r->runs, r->runs + dropped, r->runs_count * sizeof(r->runs[0]));
         r->runs[0].first = index + 1;
     }
     r->snapshot_index = index;

@@ -7,13 +7,21 @@
 // its members.
 #include "consensus/raft/state.h"
 #include "node/base/mem.h"
+#include "node/base/slab.h"
 #include <stdlib.h>
 
 struct config *raft_config_dup(const struct config *c)
 {
-    struct config *copy = mem_alloc(offsetof(struct config, members) + c->count * sizeof(c->members[0]));
+    struct config *copy = mem_alloc(raft_config_size(c->count));
     config_copy(copy, c);
     return copy;
+}
+
+void raft_config_free(struct replica *r, struct config *c)
+{
+    if (c != (void *)r->first_config) {
+        free(c);
+    }
 }
 
 // Carries what is known of nodes and votes over to the positions of the new configuration.
@@ -42,7 +50,7 @@ void raft_config_set(struct replica *r, const struct config *c)
     assert(c->count <= LIMIT_MEMBERS);
     assert(config_voters(c) >= 1);
     remap_masks(r, c);
-    free(r->config_before);
+    raft_config_free(r, r->config_before);
     r->config_before = r->config;
     r->config = raft_config_dup(c);
     raft_config_settle(r);
@@ -53,7 +61,7 @@ void raft_config_roll_back(struct replica *r)
     assert(r->config->index > r->commit);
     assert(r->config_before != NULL);
     remap_masks(r, r->config_before);
-    free(r->config);
+    raft_config_free(r, r->config);
     r->config = r->config_before;
     r->config_before = NULL;
 }
@@ -61,7 +69,7 @@ void raft_config_roll_back(struct replica *r)
 void raft_config_settle(struct replica *r)
 {
     if (r->config_before != NULL && r->config->index <= r->commit) {
-        free(r->config_before);
+        raft_config_free(r, r->config_before);
         r->config_before = NULL;
     }
 }
@@ -135,7 +143,7 @@ static enum rc apply_change(struct replica *r, const struct member_change *c, ui
 static struct lead *lead_remap(struct replica *r, const struct config *to)
 {
     struct lead *was = r->lead;
-    struct lead *lead = mem_zalloc(sizeof(*lead) + to->count * sizeof(struct peer));
+    struct lead *lead = slab_zalloc(raft_lead_size(to->count));
     memcpy(lead, was, sizeof(*lead));
     lead->peers_count = to->count;
     for (uint32_t i = 0; i < to->count; i++) {
@@ -146,7 +154,7 @@ static struct lead *lead_remap(struct replica *r, const struct config *to)
             lead->peers[i] = (struct peer){.next = r->last + 1, .retry_at = RAFT_NEVER};
         }
     }
-    free(was);
+    slab_free(was, raft_lead_size(was->peers_count));
     return lead;
 }
 

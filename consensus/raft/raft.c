@@ -6,6 +6,7 @@
 // out, reads a clock or allocates for data; elections, membership changes and bursts of barriers do allocate.
 #include "consensus/raft/state.h"
 #include "node/base/mem.h"
+#include "node/base/slab.h"
 #include <stdlib.h>
 
 // ---- helpers -----------------------------------------------------------------------------------------------------
@@ -95,12 +96,17 @@ void raft_end(struct replica *r, const struct step_start *was, uint64_t now_ns, 
 
 // ---- life --------------------------------------------------------------------------------------------------------
 
+static size_t replica_size(uint32_t members)
+{
+    return sizeof(struct replica) + raft_config_size(members);
+}
+
 static struct replica *raft_create(const struct replica_start *start)
 {
     assert(start->replica_id != 0);
     assert(start->config.count >= 1);
     assert(start->commit <= start->last);
-    struct replica *r = mem_zalloc(sizeof(*r));
+    struct replica *r = slab_zalloc(replica_size(start->config.count));
     r->group = start->group;
     r->id = start->replica_id;
     r->node_id = start->node_id;
@@ -108,7 +114,9 @@ static struct replica *raft_create(const struct replica_start *start)
     raft_log_init(r, start);
     r->commit = r->matched = max_u64(start->commit, start->snapshot_index);
     r->applied = start->snapshot_index;
-    r->config = raft_config_dup(&start->config);
+    r->founders = (uint8_t)start->config.count;
+    r->config = (struct config *)(void *)r->first_config;
+    config_copy(r->config, &start->config);
     if (start->config_before.count > 0 && start->config.index > r->commit) {
         r->config_before = raft_config_dup(&start->config_before);
     }
@@ -128,12 +136,10 @@ static void raft_destroy(struct replica *r)
     if (r->lead != NULL) {
         raft_lead_free(r);
     }
-    if (r->runs != r->runs_inline) {
-        free(r->runs);
-    }
-    free(r->config_before);
-    free(r->config);
-    free(r);
+    free(r->runs);
+    raft_config_free(r, r->config_before);
+    raft_config_free(r, r->config);
+    slab_free(r, replica_size(r->founders));
 }
 
 // ---- inputs ------------------------------------------------------------------------------------------------------
@@ -351,7 +357,7 @@ static void raft_snapshot_installed(struct replica *r, uint64_t index, uint64_t 
     raft_log_reset(r, index, term);
     r->commit = r->applied = r->matched = index;
     raft_config_set(r, c);
-    free(r->config_before);
+    raft_config_free(r, r->config_before);
     r->config_before = NULL;
     r->is_installing = false;
     if (r->leader != 0 && !r->is_amnesiac) {

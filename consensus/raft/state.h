@@ -6,7 +6,7 @@
 #include "consensus/raft/raft.h"
 #include <assert.h>
 
-enum { RAFT_RUNS_INLINE = 2, RAFT_MARKS = 6, RAFT_READS_MAX = 1024, RAFT_PROMOTE_LAG = 1024 };
+enum { RAFT_MARKS = 6, RAFT_READS_MAX = 1024, RAFT_PROMOTE_LAG = 1024 };
 
 #define RAFT_MS UINT64_C(1000000)
 #define RAFT_RANK_NS (50 * RAFT_MS)           // Between the first campaigns of two ranks.
@@ -108,8 +108,7 @@ struct replica {
     uint64_t round_seen;          // Follower: newest read round of this term.
     uint64_t deadline;            // Not leader: when to campaign.
     uint64_t random;              // State of the jitter.
-    struct term_run *runs;        // Terms of the log, ascending by index and term; runs_inline or heap.
-    struct term_run runs_inline[RAFT_RUNS_INLINE];
+    struct term_run *runs;        // Terms of the log, ascending by index and term; NULL while there is none.
     uint32_t runs_count;
     uint32_t runs_cap;
     struct config *config;         // In force, cut behind its last member.
@@ -125,8 +124,10 @@ struct replica {
     bool is_installing;     // A snapshot is being received.
     bool is_suspected;      // Leader's node was not alive since its last message.
     uint8_t hand_over;      // enum hand_over.
+    uint8_t founders;       // Members there is room for in first_config.
+    uint64_t first_config[];  // struct config, cut: the one it began with. Unused after a change of members.
 };
-static_assert(sizeof(struct replica) <= 304, "an idle group costs one small struct");
+static_assert(sizeof(struct replica) <= 224, "an idle group costs one small struct");
 static_assert(LIMIT_MEMBERS <= 16, "members are kept in 16-bit masks");
 
 // ---- raft.c: before and after each step --------------------------------------------------------------------------
@@ -196,6 +197,10 @@ void raft_acknowledge(struct replica *r, struct consensus_out *out);
 
 void raft_become_leader(struct replica *r, uint64_t now_ns, struct consensus_out *out);
 void raft_lead_free(struct replica *r);
+static inline size_t raft_lead_size(uint32_t peers)
+{
+    return sizeof(struct lead) + peers * sizeof(struct peer);
+}
 void raft_append_reply(struct replica *r, const struct consensus_msg *m, struct consensus_out *out);
 void raft_snapshot_done(struct replica *r, const struct consensus_msg *m);
 void raft_advance(struct replica *r);
@@ -215,6 +220,11 @@ void raft_config_roll_back(struct replica *r);
 void raft_config_settle(struct replica *r);  // Frees what can no longer be rolled back to.
 enum rc raft_change_members(struct replica *r, const struct member_change *c, uint64_t now_ns, struct consensus_out *out);
 struct config *raft_config_dup(const struct config *c);
+void raft_config_free(struct replica *r, struct config *c);
+static inline size_t raft_config_size(uint32_t members)
+{
+    return offsetof(struct config, members) + members * sizeof(struct member);
+}
 
 // ---- transfer.c: hand-over of the lead, and read barriers ----------------------------------------------------------
 

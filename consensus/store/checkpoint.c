@@ -33,7 +33,7 @@ void checkpoint_add(struct buf *to, const struct glog *g, uint64_t dense_last)
     buf_u8(to, (uint8_t)((s != NULL && s->live_count > 0 ? FLAG_HAS_LIVE : 0) |
                          (g->is_amnesiac ? FLAG_AMNESIAC : 0)));
     buf_u64(to, s == NULL ? 0 : s->config_index);
-    buf_str16(to, s == NULL ? (struct span){0} : span_of(s->config, s->config_len));
+    buf_str16(to, s == NULL ? (struct span){0} : snapshot_config_bytes(s));
 }
 
 enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span lines, uint32_t count)

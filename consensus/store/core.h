@@ -27,14 +27,13 @@ struct snapshot {
     struct segment *segment;  // Counted in shared_refs.
     uint64_t position;        // Of chunk 0 in the segment.
     uint64_t bytes;           // Of all chunks.
-    uint32_t chunks;
-    uint32_t live_count;  // Ranges.
-    uint64_t live_entries;
     uint64_t config_index;
-    uint32_t config_len;
-    uint8_t *config;  // config_encode; behind the ranges in the same allocation.
-    struct live_range live[];
+    uint32_t chunks;
+    uint32_t live_count;      // Ranges.
+    struct live_range live[];  // Behind them the configuration: u8 length, config_encode (snapshot_config_bytes).
 };
+void snapshot_free(struct snapshot *s);  // After its segment was let go.
+struct span snapshot_config_bytes(const struct snapshot *s);  // Empty without one.
 // `live`: struct live_range one after another. snapshot_place comes next.
 struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config,
                                  struct span live);
@@ -85,11 +84,13 @@ struct glog {
     uint32_t refs_head;
     uint32_t refs_cap;  // Power of two or 0.
     uint32_t runs_count;
-    uint32_t runs_cap;
     uint32_t epoch;              // New at every cut; what was planned before one is looked at again.
-    struct run *runs;            // Ascending and disjoint.
-    uint64_t runs_bytes;         // Of the live entries in `runs` (run_live_bytes),
-    uint64_t runs_live;          // and their number.
+    uint8_t hold;                // Retirements for which the snapshot stays because it is being sent.
+    bool is_snapshot_wanted : 1; // In worker->snapshot_wanted.
+    bool is_harvested : 1;       // Is in the harvest in progress,
+    bool is_snapshot_coming : 1; // with a snapshot.
+    bool is_amnesiac : 1;        // Damage was found; stays until the group is deleted.
+    struct run *runs;            // Ascending and disjoint; NULL while there is none. Behind a struct runs_head.
     uint64_t bytes_appended;     // Since the start.
     uint64_t bytes_at_snapshot;  // Value of bytes_appended when the current snapshot's state was frozen.
     uint64_t harvest_cut;        // Lowest index truncated since the harvest in progress was planned.
@@ -97,13 +98,8 @@ struct glog {
     uint64_t large_until;        // Last turn in which something of it went by the large lane and has not come
                                  // back; 0: none.
     struct receive *receive;     // Snapshot being received, else NULL.
-    uint8_t hold;                // Retirements for which the snapshot stays because it is being sent.
-    bool is_snapshot_wanted;     // In worker->snapshot_wanted.
-    bool is_harvested;           // Is in the harvest in progress,
-    bool is_snapshot_coming;     // with a snapshot.
-    bool is_amnesiac;            // Damage was found; stays until the group is deleted.
 };
-static_assert(sizeof(struct glog) <= 200, "an idle group's log costs at most 200 bytes");
+static_assert(sizeof(struct glog) <= 176, "an idle group's log costs at most 176 bytes");
 
 static inline uint64_t glog_snapshot_index(const struct glog *g)
 {

@@ -7,11 +7,12 @@
 // before the window's references; every reference counts in its chunk, every run in its segment; an index at
 // or below the snapshot exists only if it is in the snapshot's live set.
 #include "consensus/store/core.h"
+#include "node/base/slab.h"
 
 struct glog *glog_create(struct store_worker *w, uint64_t group)
 {
     assert(map_get(&w->groups, group) == NULL);
-    struct glog *g = mem_zalloc(sizeof(*g));
+    struct glog *g = slab_zalloc(sizeof(*g));
     g->worker = w;
     g->group = group;
     g->harvest_cut = UINT64_MAX;
@@ -23,19 +24,46 @@ struct glog *glog_create(struct store_worker *w, uint64_t group)
     return g;
 }
 
+// In front of `runs`: an idle group's are in one place with their sums, and cost nothing before there are any.
+struct runs_head {
+    uint64_t bytes;  // Of the live entries (run_live_bytes),
+    uint64_t live;   // and their number.
+    uint64_t cap;    // Places in `runs`.
+};
+
+static struct runs_head *runs_head(const struct glog *g)
+{
+    assert(g->runs != NULL);
+    return (struct runs_head *)(void *)g->runs - 1;
+}
+
+static void runs_grow(struct glog *g)
+{
+    struct runs_head *h = g->runs == NULL ? NULL : runs_head(g);
+    const bool is_new = h == NULL;
+    const uint64_t cap = is_new ? 2 : h->cap + h->cap / 2 + 1;
+    h = mem_realloc(h, sizeof(*h) + cap * sizeof(*g->runs));
+    if (is_new) {
+        *h = (struct runs_head){0};
+        g->worker->groups_in_segments++;
+    }
+    h->cap = cap;
+    g->runs = (struct run *)(void *)(h + 1);
+}
+
 static void live_add(struct glog *g, const struct run *r)
 {
     segment_live_add(r->segment, run_live_bytes(r));
-    g->runs_bytes += run_live_bytes(r);
-    g->runs_live += r->live;
+    runs_head(g)->bytes += run_live_bytes(r);
+    runs_head(g)->live += r->live;
 }
 
 static void live_sub(struct glog *g, const struct run *r)
 {
     segment_live_sub(g->worker, r->segment, run_live_bytes(r));
-    assert(g->runs_bytes >= run_live_bytes(r));
-    g->runs_bytes -= run_live_bytes(r);
-    g->runs_live -= r->live;
+    assert(runs_head(g)->bytes >= run_live_bytes(r));
+    runs_head(g)->bytes -= run_live_bytes(r);
+    runs_head(g)->live -= r->live;
 }
 
 static void run_drop(struct glog *g, struct run *r)
@@ -52,9 +80,8 @@ static void drop_runs(struct glog *g, uint32_t from)
     g->runs_count = from;
     if (from == 0 && g->runs != NULL) {
         g->worker->groups_in_segments--;
-        free(g->runs);
+        free(runs_head(g));
         g->runs = NULL;
-        g->runs_cap = 0;
     }
 }
 
@@ -63,7 +90,7 @@ static void free_snapshot(struct glog *g)
     if (g->snapshot != NULL) {
         segment_live_sub(g->worker, g->snapshot->segment, g->snapshot->bytes);
         segment_release(g->worker, g->snapshot->segment);
-        free(g->snapshot);
+        snapshot_free(g->snapshot);
         g->snapshot = NULL;
     }
 }
@@ -77,7 +104,7 @@ void glog_free(struct glog *g)
     if (g->receive != NULL) {
         receive_drop(g->worker, g->receive);
     }
-    free(g);
+    slab_free(g, sizeof(*g));
 }
 
 struct glog *store_glog_create(struct store_worker *w, uint64_t group)
@@ -123,8 +150,8 @@ uint64_t glog_bytes_since_snapshot(const struct glog *g)
 
 uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out)
 {
-    *entries_out = g->runs_live;
-    return g->runs_bytes;
+    *entries_out = g->runs == NULL ? 0 : runs_head(g)->live;
+    return g->runs == NULL ? 0 : runs_head(g)->bytes;
 }
 
 void glog_set_replica(struct glog *g, uint64_t replica_id)
@@ -286,10 +313,8 @@ void glog_add_run(struct glog *g, const struct run *run)
 {
     uint32_t at = glog_runs_find(g, run->first);
     assert(at == g->runs_count || run_last(run) < g->runs[at].first);
-    g->worker->groups_in_segments += g->runs == NULL;
-    if (g->runs_count == g->runs_cap) {
-        g->runs_cap = g->runs_cap == 0 ? 2 : g->runs_cap + g->runs_cap / 2 + 1;
-        g->runs = mem_realloc(g->runs, g->runs_cap * sizeof(*g->runs));
+    if (g->runs == NULL || g->runs_count == runs_head(g)->cap) {
+        runs_grow(g);
     }
     memmove(g->runs + at + 1, g->runs + at, (g->runs_count - at) * sizeof(*g->runs));
     g->runs[at] = *run;

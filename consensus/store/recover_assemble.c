@@ -245,7 +245,7 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
         struct snapshot *s = g->snapshot;
         g->snapshot = NULL;
         glog_publish_snapshot(g, s, 0);
-        if (live_present(g) < s->live_entries) {
+        if (live_present(g) < snapshot_live_between(s, 1, s->index)) {
             log_error("store: group %" PRIu64 " lacks live entries below its snapshot", g->group);
             f->is_amnesiac = true;
         }
@@ -326,7 +326,7 @@ static void gather_configs(struct recovery *r, struct finding *f, const struct f
     }
     struct config found[4];  // Ascending.
     uint32_t n = 0;
-    if (g->snapshot != NULL && g->snapshot->config_len > 0) {
+    if (g->snapshot != NULL && snapshot_config_bytes(g->snapshot).len > 0) {
         snapshot_config(g->snapshot, &found[n++]);
     }
     for (int i = 1; i >= 0; i--) {

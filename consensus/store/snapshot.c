@@ -6,9 +6,17 @@
 // before) and a varint length - 1. It travels in RECORD_SNAPSHOT chunks flagged RECORD_FLAG_HEADER, in front
 // of the state's.
 #include "consensus/store/core.h"
+#include "node/base/slab.h"
 #include "node/base/reader.h"
 
 enum { HEADER_VERSION = 1 };
+
+static_assert(2 + LIMIT_MEMBERS * 13 <= UINT8_MAX, "an encoded configuration has a length of one byte in a snapshot");
+
+static size_t snapshot_size(uint32_t live_count, size_t config_len)
+{
+    return sizeof(struct snapshot) + live_count * sizeof(struct live_range) + 1 + config_len;
+}
 
 struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config, struct span live)
 {
@@ -19,7 +27,8 @@ struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct con
     if (config->count > 0) {
         config_encode(config, &encoded);
     }
-    struct snapshot *s = mem_zalloc(sizeof(*s) + live.len + encoded.len);
+    assert(encoded.len <= UINT8_MAX);
+    struct snapshot *s = slab_zalloc(snapshot_size((uint32_t)(live.len / sizeof(struct live_range)), encoded.len));
     s->index = index;
     s->term = term;
     s->live_count = (uint32_t)(live.len / sizeof(struct live_range));
@@ -32,16 +41,26 @@ struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct con
         assert(s->live[i].last >= s->live[i].first);
         assert(s->live[i].last <= index);
         before = s->live[i].last;
-        s->live_entries += s->live[i].last - s->live[i].first + 1;
     }
     s->config_index = config->index;
-    s->config_len = (uint32_t)encoded.len;
-    s->config = (uint8_t *)&s->live[s->live_count];
+    uint8_t *tail = (uint8_t *)&s->live[s->live_count];
+    tail[0] = (uint8_t)encoded.len;
     if (encoded.len > 0) {
-        memcpy(s->config, encoded.ptr, encoded.len);
+        memcpy(tail + 1, encoded.ptr, encoded.len);
     }
     buf_deinit(&encoded);
     return s;
+}
+
+void snapshot_free(struct snapshot *s)
+{
+    slab_free(s, snapshot_size(s->live_count, snapshot_config_bytes(s).len));
+}
+
+struct span snapshot_config_bytes(const struct snapshot *s)
+{
+    const uint8_t *tail = (const uint8_t *)&s->live[s->live_count];
+    return span_of(tail + 1, tail[0]);
 }
 
 void snapshot_place(struct snapshot *s, struct segment *segment, uint64_t position, uint64_t bytes, uint32_t chunks)
@@ -57,9 +76,10 @@ void snapshot_place(struct snapshot *s, struct segment *segment, uint64_t positi
 
 void snapshot_config(const struct snapshot *s, struct config *out)
 {
+    const struct span encoded = snapshot_config_bytes(s);
     out->count = 0;
-    if (s->config_len > 0) {
-        enum rc rc = config_decode(span_of(s->config, s->config_len), out);
+    if (encoded.len > 0) {
+        enum rc rc = config_decode(encoded, out);
         assert(rc == RC_OK);
     }
     out->index = s->config_index;

@@ -4,6 +4,7 @@
 #include "node/broker/internal.h"
 #include "node/base/log.h"
 #include "node/base/mem.h"
+#include "node/base/slab.h"
 #include "proto/broker.pb-c.h"
 #include <stdlib.h>
 
@@ -182,7 +183,12 @@ static Warren__QueueRecord *unpack_queue(const struct meta_change *c, enum queue
     return r;
 }
 
-// One allocation for all that an unchanging record says. NULL: it does not decode.
+static size_t queue_size(size_t target, size_t name, size_t arguments)
+{
+    return sizeof(struct queue) + target + name + arguments;
+}
+
+// One block for all that an unchanging record says. NULL: it does not decode.
 static struct queue *queue_make(struct span name, const struct meta_change *c)
 {
     enum queue_type type;
@@ -191,7 +197,7 @@ static struct queue *queue_make(struct span name, const struct meta_change *c)
         return NULL;
     }
     const size_t target = record_target_size(r), arguments = r->arguments.len;
-    struct queue *q = mem_zalloc(sizeof(*q) + target + name.len + arguments);
+    struct queue *q = slab_zalloc(queue_size(target, name.len, arguments));
     uint64_t group;
     memcpy(&group, c->payload.ptr, 8);
     decode_members(r, group, q, (struct queue_target *)(void *)q->tail);
@@ -211,6 +217,11 @@ static struct queue *queue_make(struct span name, const struct meta_change *c)
     list_init(&q->incoming);
     warren__queue_record__free_unpacked(r, NULL);
     return q;
+}
+
+static size_t first_target_size(const struct queue *q)
+{
+    return (size_t)(q->pub.name.ptr - (const uint8_t *)q->tail);
 }
 
 static void target_free(const struct queue *q)
@@ -252,7 +263,7 @@ static void queue_free(struct queue *q)
 {
     forget_destination(&q->incoming);
     target_free(q);
-    free(q);
+    slab_free(q, queue_size(first_target_size(q), q->pub.name.len, q->pub.arguments.len));
 }
 
 void queue_remove(struct broker_vhost *v, struct queue *q)

@@ -5,6 +5,7 @@
 // are gone are declared down (decision 8), a checkout that stopped at its bound goes on, publishes that were held go in
 // when there is room. Each of these is proposed once and looked at again when that index is applied.
 #include "node/base/log.h"
+#include "node/base/slab.h"
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 
@@ -245,7 +246,7 @@ void queue_replica_turn(struct queue_replica *r, uint64_t now)
 void queue_replica_lead_start(struct queue_replica *r)
 {
     assert(!r->leading);
-    struct queue_leading *l = mem_zalloc(sizeof(*l));
+    struct queue_leading *l = slab_zalloc(sizeof(*l));
     list_init(&l->dirty);
     list_add_tail(&r->service->leading, &l->in_service);
     l->replica = r;
@@ -294,7 +295,7 @@ void queue_replica_lead_stop(struct queue_replica *r, uint32_t hint, bool is_del
     list_remove(&l->in_service);
     list_remove(&l->dirty);
     r->service->metrics.leading--;
-    free(l);
+    slab_free(l, sizeof(*l));
 }
 
 bool queue_replica_poll_ready(struct queue_replica *r)

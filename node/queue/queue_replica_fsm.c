@@ -8,6 +8,7 @@
 // the version of its settings. Such a machine is not kept: it is made when a command comes, and given back
 // when it is plain again.
 #include "node/base/log.h"
+#include "node/base/slab.h"
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 
@@ -239,7 +240,7 @@ static void replica_free(struct queue_replica *r)
     }
     drop_wanted(r);
     r->service->metrics.replicas--;
-    free(r);
+    slab_free(r, sizeof(*r));
 }
 
 enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_spec *spec)
@@ -247,7 +248,7 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
     if (map_get(&q->replicas, spec->target.group)) {
         return RC_EXISTS;
     }
-    struct queue_replica *r = mem_zalloc(sizeof(*r));
+    struct queue_replica *r = slab_zalloc(sizeof(*r));
     r->service = q;
     r->owner = spec->owner;
     r->group = spec->target.group;
