@@ -587,7 +587,7 @@ struct host *host_create(const struct host_config *config)
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         list_init(lists[i]);
     }
-    map_init_u64(&h->map);
+    map_init_keyed(&h->map);
     map_init_u64(&h->peer_map);
     map_init_u64(&h->retry_map);
     pb_arena_init(&h->arena);

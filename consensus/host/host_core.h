@@ -115,7 +115,7 @@ struct group_work {
 };
 
 struct group {
-    uint64_t id;
+    uint64_t id;  // First: the key in host.map.
     uint64_t replica_id;
     struct host *host;
     const struct consensus_ops *ops;
@@ -253,7 +253,7 @@ struct host {
     bool is_now_known;
     bool is_failed;  // The WAL failed: nothing leaves any more.
 
-    struct map map;  // Group id -> struct group.
+    struct map map;  // struct group by its id.
     struct list groups;
     struct list ready;
     struct list dirty;

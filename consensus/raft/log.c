@@ -14,23 +14,24 @@ static void run_push(struct replica *r, uint64_t first, uint64_t term)
 {
     assert(r->runs_count == 0 || r->runs[r->runs_count - 1].first < first);
     assert(r->runs_count == 0 || r->runs[r->runs_count - 1].term < term);
-    if (r->runs_count == r->runs_cap) {
-        r->runs_cap = r->runs_cap ? r->runs_cap * 2 : 1;
-        r->runs = mem_realloc(r->runs, r->runs_cap * sizeof(*r->runs));
+    if ((r->runs_count & (r->runs_count - 1)) == 0) {  // 0, or a power of two: it is full.
+        r->runs = mem_realloc(r->runs, (r->runs_count ? 2 * r->runs_count : 1) * sizeof(*r->runs));
     }
     r->runs[r->runs_count++] = (struct term_run){.first = first, .term = term};
 }
 
-// So that an old group is as small as a new one.
+// Down to the power of two there must be room for.
 static void runs_shrink(struct replica *r)
 {
+    uint32_t cap = 1;
+    while (cap < r->runs_count) {
+        cap *= 2;
+    }
     if (r->runs_count == 0) {
         free(r->runs);
         r->runs = NULL;
-        r->runs_cap = 0;
-    } else if (r->runs_count <= r->runs_cap / 4) {
-        r->runs_cap = r->runs_count;
-        r->runs = mem_realloc(r->runs, r->runs_cap * sizeof(*r->runs));
+    } else {
+        r->runs = mem_realloc(r->runs, cap * sizeof(*r->runs));
     }
 }
 

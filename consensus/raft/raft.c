@@ -454,7 +454,7 @@ static void check_log(const struct replica *r)
     assert(r->durable <= r->last);
     assert(r->durable >= r->snapshot_index);
     assert((r->runs_count == 0) == (r->last == r->snapshot_index));
-    assert(r->runs_count <= r->runs_cap);
+    assert((r->runs_count == 0) == (r->runs == NULL));
     uint64_t first = r->snapshot_index + 1;
     uint64_t term = 1;
     for (uint32_t i = 0; i < r->runs_count; i++) {

@@ -109,11 +109,10 @@ struct replica {
     uint64_t deadline;            // Not leader: when to campaign.
     uint64_t random;              // State of the jitter.
     struct term_run *runs;        // Terms of the log, ascending by index and term; NULL while there is none.
-    uint32_t runs_count;
-    uint32_t runs_cap;
     struct config *config;         // In force, cut behind its last member.
     struct config *config_before;  // Until `config` is committed; else NULL.
     struct lead *lead;             // Leader only.
+    uint32_t runs_count;           // In room for the next power of two.
     uint32_t node_id;
     uint32_t fsm_version;
     uint16_t dead_mask;     // Members whose node is not alive, by position in `config`.
@@ -127,7 +126,7 @@ struct replica {
     uint8_t founders;       // Members there is room for in first_config.
     uint64_t first_config[];  // struct config, cut: the one it began with. Unused after a change of members.
 };
-static_assert(sizeof(struct replica) <= 224, "an idle group costs one small struct");
+static_assert(sizeof(struct replica) <= 208, "an idle group costs one small struct");
 static_assert(LIMIT_MEMBERS <= 16, "members are kept in 16-bit masks");
 
 // ---- raft.c: before and after each step --------------------------------------------------------------------------

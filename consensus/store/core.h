@@ -71,8 +71,8 @@ struct checkpoint_job;  // harvest.c
 // window_first .. window_first + window_count - 1, whose end is `last` unless it is empty. Indexes at or
 // below the snapshot that are not live are REF_NONE in it.
 struct glog {
+    uint64_t group;  // First: the key in worker->groups.
     struct store_worker *worker;
-    uint64_t group;
     struct list active;  // In worker->active while the window is not empty.
     struct hard_state hard_state;
     uint64_t replica_id;        // Whose log it is; 0: not known.
@@ -199,7 +199,7 @@ struct store_worker {
     struct exec *exec;
     struct store_hooks hooks;
     struct arena arena;
-    struct map groups;        // u64 -> struct glog.
+    struct map groups;        // struct glog by its group.
     uint32_t groups_in_segments;  // Those with runs.
     uint32_t epochs;          // Last one given to a glog.
     struct list active;       // struct glog.active

@@ -56,7 +56,7 @@ static struct store *store_create(const struct store_config *config)
         w->large_bytes = config->wal_slice_bytes != 0 ? config->wal_slice_bytes : LIMIT_WAL_SLICE_BYTES;
         list_init(&w->out[LANE_ORDINARY]);
         list_init(&w->out[LANE_LARGE]);
-        map_init_u64(&w->groups);
+        map_init_keyed(&w->groups);
         map_init_u64(&w->snapshot_wanted);
         list_init(&w->active);
         list_init(&w->submissions);

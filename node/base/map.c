@@ -6,12 +6,11 @@
 #include <stddef.h>
 #include <stdlib.h>
 
-// A map of u64 keys has only the first two members of each.
+// A map of u64 keys has only the first two members of each, one whose values begin with their keys only the first.
 struct map_slot {
-    uint64_t key;    // The key, or the hash of the bytes.
     void *value;     // NULL: a hole.
+    uint64_t key;    // The key; of bytes: 32 bits of their hash, above 32 of their length.
     uint8_t *bytes;  // A bytes key: an owned copy unless the map borrows.
-    uint32_t len;    // Of bytes.
 };
 
 enum { INDEX_FREE = 0 };
@@ -44,12 +43,31 @@ uint64_t hash_bytes(struct span key)
 
 static size_t slot_size(const struct map *m)
 {
-    return m->has_bytes ? sizeof(struct map_slot) : offsetof(struct map_slot, bytes);
+    return m->has_bytes  ? sizeof(struct map_slot)
+           : m->has_keyed ? offsetof(struct map_slot, key)
+                          : offsetof(struct map_slot, bytes);
 }
 
 static struct map_slot *slot_at(const struct map *m, uint32_t i)
 {
     return (struct map_slot *)(void *)((char *)m->entries + i * slot_size(m));
+}
+
+static uint64_t slot_key(const struct map *m, const struct map_slot *s)
+{
+    uint64_t key;
+    memcpy(&key, m->has_keyed ? s->value : (const void *)&s->key, sizeof(key));
+    return key;
+}
+
+static uint64_t bytes_key(struct span bytes)
+{
+    return hash_bytes(bytes) << 32 | (uint32_t)bytes.len;
+}
+
+static size_t slot_len(const struct map_slot *s)
+{
+    return (uint32_t)s->key;
 }
 
 static void init(struct map *m, bool has_bytes, bool is_borrowing)
@@ -60,6 +78,12 @@ static void init(struct map *m, bool has_bytes, bool is_borrowing)
 void map_init_u64(struct map *m)
 {
     init(m, false, false);
+}
+
+void map_init_keyed(struct map *m)
+{
+    init(m, false, false);
+    m->has_keyed = true;
 }
 
 void map_init_bytes(struct map *m)
@@ -79,22 +103,22 @@ void map_deinit(struct map *m)
     }
     free(m->entries);
     free(m->index);
-    init(m, m->has_bytes, m->is_borrowing);
+    *m = (struct map){.has_bytes = m->has_bytes, .has_keyed = m->has_keyed, .is_borrowing = m->is_borrowing};
 }
 
-static void index_insert(struct map *m, uint64_t hash, uint32_t pos)
+static void index_insert(struct map *m, uint32_t hash, uint32_t pos)
 {
     uint32_t mask = m->index_cap - 1;
-    uint32_t i = (uint32_t)hash & mask;
+    uint32_t i = hash & mask;
     while (m->index[i] != INDEX_FREE) {
         i = (i + 1) & mask;
     }
     m->index[i] = pos + 1;
 }
 
-static uint64_t slot_hash(const struct map *m, const struct map_slot *s)
+static uint32_t key_hash(const struct map *m, uint64_t key)
 {
-    return m->has_bytes ? s->key : hash_u64(s->key);
+    return (uint32_t)(m->has_bytes ? key >> 32 : hash_u64(key));
 }
 
 // Closes the holes and rebuilds the index with room for one more entry.
@@ -121,14 +145,14 @@ static void rebuild(struct map *m)
     m->index_cap = cap;
     m->index_dirty = 0;
     for (uint32_t i = 0; i < m->entries_len; i++) {
-        index_insert(m, slot_hash(m, slot_at(m, i)), i);
+        index_insert(m, key_hash(m, slot_key(m, slot_at(m, i))), i);
     }
 }
 
 static bool slot_matches(const struct map *m, const struct map_slot *s, uint64_t key, struct span bytes)
 {
-    return s->key == key &&
-           (!m->has_bytes || (s->len == bytes.len && (bytes.len == 0 || memcmp(s->bytes, bytes.ptr, bytes.len) == 0)));
+    return slot_key(m, s) == key &&
+           (!m->has_bytes || bytes.len == 0 || memcmp(s->bytes, bytes.ptr, bytes.len) == 0);
 }
 
 // Returns the place in the index of the key, or UINT32_MAX.
@@ -138,7 +162,7 @@ static uint32_t find(const struct map *m, uint64_t key, struct span bytes)
         return UINT32_MAX;
     }
     uint32_t mask = m->index_cap - 1;
-    uint32_t i = (uint32_t)(m->has_bytes ? key : hash_u64(key)) & mask;
+    uint32_t i = key_hash(m, key) & mask;
     for (; m->index[i] != INDEX_FREE; i = (i + 1) & mask) {
         if (m->index[i] != INDEX_DELETED && slot_matches(m, slot_at(m, m->index[i] - 1), key, bytes)) {
             return i;
@@ -169,13 +193,16 @@ static void put(struct map *m, uint64_t key, struct span bytes, void *value)
         rebuild(m);
     }
     struct map_slot *s = slot_at(m, m->entries_len);
-    s->key = key;
     s->value = value;
+    if (m->has_keyed) {
+        assert(slot_key(m, s) == key);
+    } else {
+        s->key = key;
+    }
     if (m->has_bytes) {
         s->bytes = m->is_borrowing ? (uint8_t *)(uintptr_t)bytes.ptr : (uint8_t *)mem_strndup(bytes.ptr, bytes.len);
-        s->len = (uint32_t)bytes.len;
     }
-    index_insert(m, slot_hash(m, s), m->entries_len);
+    index_insert(m, key_hash(m, key), m->entries_len);
     m->entries_len++;
     m->count++;
 }
@@ -194,7 +221,6 @@ static void *take_out(struct map *m, uint64_t key, struct span bytes)
             free(s->bytes);
         }
         s->bytes = NULL;
-        s->len = 0;
     }
     m->index[i] = INDEX_DELETED;
     m->index_dirty++;
@@ -223,19 +249,19 @@ void *map_remove(struct map *m, uint64_t key)
 void *map_get_bytes(const struct map *m, struct span key)
 {
     assert(m->has_bytes);
-    return get(m, hash_bytes(key), key);
+    return get(m, bytes_key(key), key);
 }
 
 void map_put_bytes(struct map *m, struct span key, void *value)
 {
     assert(m->has_bytes);
-    put(m, hash_bytes(key), key, value);
+    put(m, bytes_key(key), key, value);
 }
 
 void *map_remove_bytes(struct map *m, struct span key)
 {
     assert(m->has_bytes);
-    return take_out(m, hash_bytes(key), key);
+    return take_out(m, bytes_key(key), key);
 }
 
 void *map_next(const struct map *m, uint32_t *pos, uint64_t *key_out, struct span *bytes_out)
@@ -244,10 +270,10 @@ void *map_next(const struct map *m, uint32_t *pos, uint64_t *key_out, struct spa
         const struct map_slot *s = slot_at(m, (*pos)++);
         if (s->value) {
             if (key_out) {
-                *key_out = s->key;
+                *key_out = slot_key(m, s);
             }
             if (bytes_out) {
-                *bytes_out = span_of(s->bytes, s->len);
+                *bytes_out = span_of(s->bytes, slot_len(s));
             }
             return s->value;
         }

@@ -214,9 +214,9 @@ struct queue_leading {
 };
 
 struct queue_replica {
+    uint64_t group;  // First: the key in service->replicas.
     struct queue_service *service;
     void *owner;
-    uint64_t group;
     struct group *handle;
     struct queue_fsm *fsm;            // NULL while it is plain: queue_replica_state, queue_replica_machine.
     int64_t plain_stamp_ms;           // What a plain state still has: its stamp, and plain_version.
@@ -295,7 +295,7 @@ struct queue_service {
     struct host_watcher watcher;
     struct map sessions;     // counter -> struct queue_session.
     struct map links;        // group -> struct queue_link.
-    struct map replicas;     // group -> struct queue_replica.
+    struct map replicas;     // struct queue_replica by its group.
     struct map restores;     // group -> struct queue_restore, of those that load a snapshot.
     struct map nodes;        // node id -> struct queue_node.
     struct map deleted;      // group -> itself, oldest first.

@@ -161,7 +161,7 @@ struct queue_service *queue_service_create(const struct queue_service_config *co
     queue_lanes_init(&q->lanes);
     map_init_u64(&q->sessions);
     map_init_u64(&q->links);
-    map_init_u64(&q->replicas);
+    map_init_keyed(&q->replicas);
     map_init_u64(&q->restores);
     map_init_u64(&q->nodes);
     map_init_u64(&q->deleted);
