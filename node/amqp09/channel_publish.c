@@ -7,7 +7,8 @@
 //
 // Two publishes wait: one to an exchange that does not exist, until that is proven (decision 16), and an
 // unroutable one while the projection is known to be behind, for at most 100 ms. Both hold the whole message
-// and the frames behind it.
+// and the frames behind it. One to a queue's name that is not there waits for the end of the turn in any case: what
+// says that the queue is there may have come with it and not be read yet.
 #include "node/amqp09/reply.h"
 #include "node/amqp09/service.h"
 #include "node/base/block.h"
@@ -516,7 +517,8 @@ static void complete(struct channel *ch, struct span body, bool is_last_try)
     if (!channel_is_open(ch)) {
         return;
     }
-    if (count == 0 && !is_last_try && s->config.is_current && !s->config.is_current(s->config.ctx)) {
+    if (count == 0 && !is_last_try && s->config.is_current &&
+        (request.exchange.len == 0 || !s->config.is_current(s->config.ctx))) {
         wait_for_projection(ch, body);
         return;
     }

@@ -73,10 +73,6 @@ void amqp09_turn_begin(struct amqp09 *s)
     while ((item = list_pop(&now))) {
         channel_go_on(list_entry(item, struct channel, ready_link));
     }
-    take(&now, &s->unroutable);
-    while ((item = list_pop(&now))) {
-        channel_publish_retry(list_entry(item, struct channel, unroutable_link));
-    }
     take(&now, &s->resumed);
     while ((item = list_pop(&now))) {
         connection_resume(list_entry(item, struct connection, resume_link));
@@ -85,7 +81,13 @@ void amqp09_turn_begin(struct amqp09 *s)
 
 uint64_t amqp09_turn_end(struct amqp09 *s)
 {
+    struct list now;
     struct list *item;
+    const bool has_waited = !list_is_empty(&s->unroutable);
+    take(&now, &s->unroutable);
+    while ((item = list_pop(&now))) {
+        channel_publish_retry(list_entry(item, struct channel, unroutable_link));
+    }
     while ((item = list_pop(&s->dirty))) {
         channel_confirms_flush(list_entry(item, struct channel, dirty_link));
     }
@@ -93,7 +95,10 @@ uint64_t amqp09_turn_end(struct amqp09 *s)
         !list_is_empty(&s->graves)) {
         return 0;
     }
-    return list_is_empty(&s->unroutable) ? UINT64_MAX : amqp09_later(s, UNROUTABLE_RETRY_MS);
+    if (list_is_empty(&s->unroutable)) {
+        return has_waited ? 0 : UINT64_MAX;  // What was published then is sent in the next turn.
+    }
+    return amqp09_later(s, UNROUTABLE_RETRY_MS);
 }
 
 void amqp09_set_alarms(struct amqp09 *s, uint32_t alarms)

@@ -377,6 +377,24 @@ START_TEST(an_unroutable_publish_waits_for_a_projection_that_is_behind)
 }
 END_TEST
 
+// Declare-ok at another node, publish here: the news of the queue may be in the same round of input.
+START_TEST(a_publish_to_a_queue_that_is_not_there_waits_for_what_came_with_it)
+{
+    begin(_i);
+    publish_mandatory("", "new", "a");
+    publish(t, 1, "", "q", "b");
+    expect_log("");
+    stub_queue_add("new");
+    turn(t);
+    expect_nothing(t);
+    expect_log("publish new x= key=new body=a\npublish q x= key=q body=b\n");
+    publish_mandatory("", "missing", "c");
+    turn(t);
+    EXPECT(t, 1, BASIC_RETURN);
+    end();
+}
+END_TEST
+
 START_TEST(an_unroutable_publish_waits_at_most_100_ms)
 {
     begin(_i);
@@ -604,6 +622,7 @@ int main(void)
     ADD(a_missing_exchange_is_proven_before_404_and_later_frames_wait);
     ADD(an_exchange_that_turns_up_during_the_proof_is_used);
     ADD(an_unroutable_publish_waits_for_a_projection_that_is_behind);
+    ADD(a_publish_to_a_queue_that_is_not_there_waits_for_what_came_with_it);
     ADD(an_unroutable_publish_waits_at_most_100_ms);
     ADD(cc_and_bcc_are_routing_keys_and_bcc_is_not_stored);
     ADD(routes_are_remembered_until_the_projection_changes);
