@@ -7,32 +7,52 @@
 //
 // Invariants: runs ascend in first index and in term; runs[0].first = snapshot_index + 1 unless the log is empty.
 #include "consensus/raft/state.h"
-#include "node/base/mem.h"
+#include "node/base/slab.h"
 #include <stdlib.h>
+
+static uint32_t runs_room(uint32_t count)
+{
+    uint32_t room = 1;
+    while (room < count) {
+        room *= 2;
+    }
+    return count == 0 ? 0 : room;
+}
+
+// Room for `count` runs instead of that for the `was` there are.
+static void runs_resize(struct replica *r, uint32_t was, uint32_t count)
+{
+    const uint32_t from = runs_room(was), to = runs_room(count);
+    if (from == to) {
+        return;
+    }
+    struct term_run *runs = to == 0 ? NULL : slab_zalloc(to * sizeof(*runs));
+    const uint32_t kept = was < count ? was : count;
+    if (kept > 0) {
+        memcpy(runs, r->runs, kept * sizeof(*runs));
+    }
+    slab_free(r->runs, from * sizeof(*runs));
+    r->runs = runs;
+}
+
+void raft_log_free(struct replica *r)
+{
+    runs_resize(r, r->runs_count, 0);
+}
 
 static void run_push(struct replica *r, uint64_t first, uint64_t term)
 {
     assert(r->runs_count == 0 || r->runs[r->runs_count - 1].first < first);
     assert(r->runs_count == 0 || r->runs[r->runs_count - 1].term < term);
-    if ((r->runs_count & (r->runs_count - 1)) == 0) {  // 0, or a power of two: it is full.
-        r->runs = mem_realloc(r->runs, (r->runs_count ? 2 * r->runs_count : 1) * sizeof(*r->runs));
-    }
+    runs_resize(r, r->runs_count, r->runs_count + 1);
     r->runs[r->runs_count++] = (struct term_run){.first = first, .term = term};
 }
 
-// Down to the power of two there must be room for.
-static void runs_shrink(struct replica *r)
+static void runs_keep(struct replica *r, uint32_t count)
 {
-    uint32_t cap = 1;
-    while (cap < r->runs_count) {
-        cap *= 2;
-    }
-    if (r->runs_count == 0) {
-        free(r->runs);
-        r->runs = NULL;
-    } else {
-        r->runs = mem_realloc(r->runs, cap * sizeof(*r->runs));
-    }
+    assert(count <= r->runs_count);
+    runs_resize(r, r->runs_count, count);
+    r->runs_count = count;
 }
 
 void raft_log_init(struct replica *r, const struct replica_start *start)
@@ -57,9 +77,8 @@ void raft_log_init(struct replica *r, const struct replica_start *start)
         run_push(r, first, run->term);
     }
     if (r->last == r->snapshot_index) {
-        r->runs_count = 0;
+        runs_keep(r, 0);
     }
-    runs_shrink(r);
 }
 
 uint64_t raft_term_at(const struct replica *r, uint64_t index)
@@ -99,10 +118,11 @@ void raft_log_truncate(struct replica *r, uint64_t from)
     r->matched = min_u64(r->matched, r->last);
     r->acked = min_u64(r->acked, r->durable);
     r->log_epoch++;
-    while (r->runs_count > 0 && r->runs[r->runs_count - 1].first >= from) {
-        r->runs_count--;
+    uint32_t kept = r->runs_count;
+    while (kept > 0 && r->runs[kept - 1].first >= from) {
+        kept--;
     }
-    runs_shrink(r);
+    runs_keep(r, kept);
     if (r->config->index >= from) {
         raft_config_roll_back(r);
     }
@@ -119,20 +139,19 @@ void raft_log_cut(struct replica *r, uint64_t index, uint64_t term)
     if (index == r->last) {
         dropped = r->runs_count;
     }
-    r->runs_count -= dropped;
-    if (r->runs_count > 0) {
-        memmove(r->runs, r->runs + dropped, r->runs_count * sizeof(r->runs[0]));
+    const uint32_t kept = r->runs_count - dropped;
+    if (kept > 0) {
+        memmove(r->runs, r->runs + dropped, kept * sizeof(r->runs[0]));
         r->runs[0].first = index + 1;
     }
+    runs_keep(r, kept);
     r->snapshot_index = index;
     r->snapshot_term = term;
-    runs_shrink(r);
 }
 
 void raft_log_reset(struct replica *r, uint64_t index, uint64_t term)
 {
-    r->runs_count = 0;
-    runs_shrink(r);
+    runs_keep(r, 0);
     r->snapshot_index = index;
     r->snapshot_term = term;
     r->last = r->durable = index;

@@ -136,7 +136,7 @@ static void raft_destroy(struct replica *r)
     if (r->lead != NULL) {
         raft_lead_free(r);
     }
-    free(r->runs);
+    raft_log_free(r);
     raft_config_free(r, r->config_before);
     raft_config_free(r, r->config);
     slab_free(r, replica_size(r->founders));

@@ -155,6 +155,7 @@ static inline uint64_t max_u64(uint64_t a, uint64_t b)
 // ---- log.c: terms of the log -------------------------------------------------------------------------------------
 
 void raft_log_init(struct replica *r, const struct replica_start *start);
+void raft_log_free(struct replica *r);
 uint64_t raft_term_at(const struct replica *r, uint64_t index);
 // Appends `count` entries of `term` at last + 1.
 void raft_log_extend(struct replica *r, uint64_t count, uint64_t term);

@@ -91,15 +91,14 @@ struct glog {
     bool is_snapshot_coming : 1; // with a snapshot.
     bool is_amnesiac : 1;        // Damage was found; stays until the group is deleted.
     struct run *runs;            // Ascending and disjoint; NULL while there is none. Behind a struct runs_head.
-    uint64_t bytes_appended;     // Since the start.
-    uint64_t bytes_at_snapshot;  // Value of bytes_appended when the current snapshot's state was frozen.
+    uint64_t bytes_since;        // Appended since the current snapshot's state was frozen, or since the start.
     uint64_t harvest_cut;        // Lowest index truncated since the harvest in progress was planned.
     uint64_t segment_floor;      // Segments of a lower number are of an earlier life of the group: void.
     uint64_t large_until;        // Last turn in which something of it went by the large lane and has not come
                                  // back; 0: none.
     struct receive *receive;     // Snapshot being received, else NULL.
 };
-static_assert(sizeof(struct glog) <= 176, "an idle group's log costs at most 176 bytes");
+static_assert(sizeof(struct glog) <= 168, "an idle group's log costs at most 168 bytes");
 
 static inline uint64_t glog_snapshot_index(const struct glog *g)
 {
@@ -140,8 +139,8 @@ void store_read_failed(struct store_worker *w, uint64_t group, enum rc rc, const
 // every structure. The caller sets `last`.
 void glog_cut(struct glog *g, uint64_t from);
 // Makes `s` current (takes it): the dense log begins behind it, indexes at or below it that are not live are
-// dropped.
-void glog_publish_snapshot(struct glog *g, struct snapshot *s, uint64_t bytes_at_snapshot);
+// dropped. `bytes_before`: value of bytes_since when its state was frozen.
+void glog_publish_snapshot(struct glog *g, struct snapshot *s, uint64_t bytes_before);
 void glog_put_control(struct glog *g, uint16_t kind, uint16_t flags, uint64_t index, uint64_t term,
                       struct span payload);
 

@@ -145,7 +145,7 @@ uint64_t glog_last(const struct glog *g)
 
 uint64_t glog_bytes_since_snapshot(const struct glog *g)
 {
-    return g->bytes_appended - g->bytes_at_snapshot;
+    return g->bytes_since;
 }
 
 uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out)
@@ -209,14 +209,19 @@ static uint64_t *slot(struct glog *g, uint64_t index)
     return &g->refs[(g->refs_head + (uint32_t)(index - g->window_first)) & (g->refs_cap - 1)];
 }
 
+static void refs_free(struct glog *g)
+{
+    slab_free(g->refs, (size_t)g->refs_cap * sizeof(*g->refs));
+}
+
 static void window_grow(struct glog *g)
 {
     uint32_t cap = g->refs_cap == 0 ? 2 : g->refs_cap * 2;  // An idle queue has two or three.
-    uint64_t *refs = mem_alloc((size_t)cap * sizeof(*refs));
+    uint64_t *refs = slab_zalloc((size_t)cap * sizeof(*refs));
     for (uint32_t i = 0; i < g->window_count; i++) {
         refs[i] = g->refs[(g->refs_head + i) & (g->refs_cap - 1)];
     }
-    free(g->refs);
+    refs_free(g);
     g->refs = refs;
     g->refs_cap = cap;
     g->refs_head = 0;
@@ -226,7 +231,7 @@ static void window_grow(struct glog *g)
 static void window_shrink(struct glog *g)
 {
     if (g->window_count == 0) {
-        free(g->refs);
+        refs_free(g);
         g->refs = NULL;
         g->refs_cap = g->refs_head = 0;
         list_remove(&g->active);
@@ -239,11 +244,11 @@ static void window_shrink(struct glog *g)
     while (cap > 64 && g->window_count <= cap / 4) {
         cap /= 2;
     }
-    uint64_t *refs = mem_alloc((size_t)cap * sizeof(*refs));
+    uint64_t *refs = slab_zalloc((size_t)cap * sizeof(*refs));
     for (uint32_t i = 0; i < g->window_count; i++) {
         refs[i] = g->refs[(g->refs_head + i) & (g->refs_cap - 1)];
     }
-    free(g->refs);
+    refs_free(g);
     g->refs = refs;
     g->refs_cap = cap;
     g->refs_head = 0;
@@ -463,12 +468,12 @@ static void filter_window(struct glog *g)
     glog_window_trim(g);
 }
 
-void glog_publish_snapshot(struct glog *g, struct snapshot *s, uint64_t bytes_at_snapshot)
+void glog_publish_snapshot(struct glog *g, struct snapshot *s, uint64_t bytes_before)
 {
     assert(s->index > glog_snapshot_index(g));
     free_snapshot(g);
     g->snapshot = s;
-    g->bytes_at_snapshot = bytes_at_snapshot;
+    g->bytes_since -= bytes_before < g->bytes_since ? bytes_before : g->bytes_since;
     if (g->last < s->index) {
         g->last = s->index;
     }
@@ -486,7 +491,7 @@ static uint64_t append_ref(struct glog *g, uint64_t index, uint64_t ref, uint32_
     }
     glog_window_push(g, ref);
     g->last = index;
-    g->bytes_appended += size;
+    g->bytes_since += size;
     return index;
 }
 

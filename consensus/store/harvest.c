@@ -39,7 +39,7 @@ struct harvest_group {
     bool is_asked;  // It was: if nothing comes of this harvest it is taken by the next.
     struct store_snapshot_source source;
     struct buf live;    // struct live_range; of the snapshot.
-    uint64_t bytes_at;  // glog.bytes_appended when it was frozen.
+    uint64_t bytes_before;  // glog.bytes_since when it was frozen.
     // Results.
     enum rc damage;     // Not RC_OK: an entry in the file does not check. Nothing of the group is published.
     uint64_t position;  // Of the snapshot.
@@ -161,7 +161,7 @@ static void plan_snapshot(struct store_worker *w, struct glog *g, struct harvest
     hg->has_snapshot = hg->source.index > glog_snapshot_index(g);
     if (hg->has_snapshot) {
         hg->source.ops->snapshot_live(hg->source.handle, &hg->live);
-        hg->bytes_at = g->bytes_appended;
+        hg->bytes_before = g->bytes_since;
         hg->has_snapshot = is_asked || is_worth_it(g, hg);
     }
     if (!hg->has_snapshot) {
@@ -538,7 +538,7 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
         struct snapshot *snap =
             snapshot_create(hg->source.index, hg->source.term, &hg->source.config, buf_span(&hg->live));
         snapshot_place(snap, s, hg->position, hg->bytes, hg->chunks);
-        glog_publish_snapshot(g, snap, hg->bytes_at);
+        glog_publish_snapshot(g, snap, hg->bytes_before);
     }
     return is_current;
 }

@@ -389,7 +389,7 @@ static void report(struct recovery *r, struct finding *f, const struct found_run
     out.is_amnesiac = g->is_amnesiac;
     out.is_hiding = f->is_hiding || r->is_corrupt;
     out.replica_id = g->replica_id;
-    g->bytes_appended = g->last > out.snapshot_index ? f->window_bytes : 0;
+    g->bytes_since = g->last > out.snapshot_index ? f->window_bytes : 0;
     each(each_ctx, &out);
     buf_deinit(&terms);
 }

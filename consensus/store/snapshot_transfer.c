@@ -398,7 +398,7 @@ static void install(struct glog *g, struct receive *r)
     }
     struct snapshot *snap = snapshot_create(r->index, r->term, &r->header.config, buf_span(&r->header.live));
     snapshot_place(snap, s, r->position, r->bytes, r->next_chunk);
-    glog_publish_snapshot(g, snap, g->bytes_appended);
+    glog_publish_snapshot(g, snap, g->bytes_since);
     glog_put_control(g, RECORD_TRUNCATE, RECORD_FLAG_INSTALLED, r->index + 1, r->term, (struct span){0});
     segment_release(w, s);
 }
