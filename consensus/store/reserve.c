@@ -2,7 +2,8 @@
 // Room on a full disk for what frees room.
 //
 // Problem: to retire a WAL file its live entries are copied to a segment first, so a disk that is quite full
-// could never be emptied. Idea: the file `wal/reserve`, as large as a WAL file and a bit more. The first want
+// could never be emptied. Idea: the file `wal/reserve`, as large as two WAL files and a bit more (the log may have
+// to begin its next one before a file can go: what is known of that file must be in the log). The first want
 // of room at a retirement or a checkpoint removes it and tries again; the WAL file that comes free then is
 // room in turn. As long as the reserve is missing the store is short of room and nothing more should be
 // published (store_is_short); it is made up again when there is room (store_worker_room, now and then).
@@ -19,6 +20,13 @@ void store_make_room(struct disk *d)
     }
 }
 
+// The log's spare file comes after ours: it would take the room that was just given to retirement.
+static void set_short(struct store *s, bool is_short)
+{
+    atomic_store_explicit(&s->shared_is_short, is_short, memory_order_relaxed);
+    wal_set_frugal(s->wal, is_short);
+}
+
 bool reserve_release(struct store *s)
 {
     struct disk *d = s->config.disk;
@@ -28,7 +36,7 @@ bool reserve_release(struct store *s)
     pthread_mutex_lock(&s->mutex);
     const bool was_there = !atomic_load_explicit(&s->shared_is_short, memory_order_relaxed) &&
                            d->unlink(d, RESERVE_PATH) == RC_OK;
-    atomic_store_explicit(&s->shared_is_short, true, memory_order_relaxed);
+    set_short(s, true);
     pthread_mutex_unlock(&s->mutex);
     if (was_there) {
         // Some file systems give the room back only then. A failure shows in what comes next.
@@ -61,7 +69,7 @@ void reserve_restore(struct store *s)
     pthread_mutex_lock(&s->mutex);
     const bool was_short = atomic_load_explicit(&s->shared_is_short, memory_order_relaxed);
     const bool is_short = !restore(s);
-    atomic_store_explicit(&s->shared_is_short, is_short, memory_order_relaxed);
+    set_short(s, is_short);
     pthread_mutex_unlock(&s->mutex);
     if (was_short && !is_short) {
         log_warning("store: there is room for a reserve again");

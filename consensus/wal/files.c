@@ -185,10 +185,15 @@ bool wal_is_short(const struct wal *w)
     return w->pool_count < w->config.reserve_files;
 }
 
+void wal_set_frugal(struct wal *w, bool is_frugal)
+{
+    __atomic_store_n(&w->shared_is_frugal, is_frugal, __ATOMIC_RELAXED);
+}
+
 bool wal_top_up(struct wal *w)
 {
     uint64_t number;
-    while (wal_is_short(w) && free_number(w, &number)) {
+    while (wal_is_short(w) && !__atomic_load_n(&w->shared_is_frugal, __ATOMIC_RELAXED) && free_number(w, &number)) {
         struct disk_file *f = NULL;
         const enum rc rc = file_make(w, number, w->config.file_bytes, &f);
         if (rc != RC_OK) {

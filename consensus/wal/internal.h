@@ -10,6 +10,7 @@ enum {
     WAL_RESERVE_MAX = 1,
     WAL_POOL_MAX = 3,          // Retired files kept for reuse; more are removed. A reserve of 192 MiB at the
                                // default size.
+    WAL_START_ROOM_BYTES = 8 << 10,  // A file that a start begins has room for so much more, however full the disk is.
     WAL_MERGE_FRACTION = 16,   // At start a last file less full than 1/16 is copied into the new one, so that a node
                                // that is restarted over and over does not leave a file behind each time.
     WAL_PATH_MAX = 512,
@@ -87,6 +88,7 @@ struct wal {
     uint64_t prev_last;
     uint64_t pool[WAL_POOL_MAX];  // Numbers of free files.
     uint32_t pool_count;
+    bool shared_is_frugal;    // wal_set_frugal; relaxed.
     bool pool_is_dirty;       // The pool's renames are not known durable: sync the directory before reusing a file.
     // Batches.
     uint64_t batch_next;      // Number of the next batch.

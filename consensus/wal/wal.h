@@ -107,6 +107,9 @@ bool wal_top_up(struct wal *w);
 bool wal_is_short(const struct wal *w);  // Fewer than are to be in reserve.
 // Removes free files beyond the reserve, whose room others need.
 void wal_trim(struct wal *w);
+// Any thread. While it is frugal no free file is made beyond the one that the log needs now: what room there is is for
+// those who free more with it.
+void wal_set_frugal(struct wal *w, bool is_frugal);
 
 uint64_t wal_current_seq(const struct wal *w);
 uint32_t wal_file_count(const struct wal *w);  // Without the pool.

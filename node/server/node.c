@@ -45,8 +45,9 @@ static enum rc open_store(struct node *n, struct buf *error)
         .wal_file_bytes = n->config.wal_file_bytes,
         .wal_align = n->config.wal_align,
         .wal_reserve_files = 1,
-        .reserve_bytes =
-            n->config.wal_file_bytes + n->config.wal_file_bytes / 8,  // What one file's retirement may write.
+        // What one file's retirement may write, and the file that the log may have to begin meanwhile: the file goes
+        // once what is known of it is in the log.
+        .reserve_bytes = 2 * n->config.wal_file_bytes + n->config.wal_file_bytes / 8,
         .random = seed,
         .must_exist = !identity_is_blank(&n->identity),
     };

@@ -56,6 +56,41 @@ START_TEST(a_full_disk_is_emptied_by_means_of_the_reserve)
 }
 END_TEST
 
+static bool log_goes_on(void)
+{
+    flush(&fx);
+    bool moved = pump_wal(&fx) || !list_is_empty(&fx.done) || fx.closed_told < fx.closed_count;
+    tell_done(&fx);
+    tell_closed(&fx);
+    return moved;
+}
+
+// Of a node: what retirement writes, and the file that the log begins meanwhile.
+START_TEST(the_reserve_is_enough_for_retirement_while_the_log_waits_for_its_next_file)
+{
+    fixture_close(&fx);
+    fx.config.reserve_bytes = (256 << 10) * 17 / 8;
+    fixture_open(&fx);
+    ck_assert(wal_top_up(store_wal(fx.store)));
+    no_room(0);
+    for (int i = 0; i < 140; i++) {  // 2.7 files.
+        append(&fx, 1, 1, 5000);
+        while (log_goes_on()) {
+        }
+    }
+    ck_assert_uint_gt(wal_pending_bytes(store_wal(fx.store)), 0);
+    while (step_job(&fx, 0) || log_goes_on()) {
+        (void)log_goes_on();
+    }
+    ck_assert(!is_dead(&fx));
+    ck_assert_uint_eq(wal_pending_bytes(store_wal(fx.store)), 0);
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 2);  // The first was retired, and is the third.
+    check_group(&fx, 1);
+    room();
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
 START_TEST(the_reserve_is_made_up_when_there_is_room)
 {
     no_room(0);
@@ -155,6 +190,7 @@ int main(void)
     TCase *t = tcase_create("all");
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, a_full_disk_is_emptied_by_means_of_the_reserve);
+    tcase_add_test(t, the_reserve_is_enough_for_retirement_while_the_log_waits_for_its_next_file);
     tcase_add_test(t, the_reserve_is_made_up_when_there_is_room);
     tcase_add_test(t, without_a_reserve_retirement_waits_and_goes_on_when_there_is_room);
     tcase_add_loop_test(t, a_checkpoint_without_room_is_written_later_and_files_stay_until_then, 0, 2);

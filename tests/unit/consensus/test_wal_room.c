@@ -118,6 +118,29 @@ START_TEST(a_start_without_room_is_refused_and_harms_nothing)
 }
 END_TEST
 
+START_TEST(a_start_with_little_room_begins_a_smaller_file)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    write_one(&fx, 1, 2, 1000);  // Nothing proves yet that it was synced: the new file begins with it.
+    close_wal(&fx);
+    sim_disk_set_budget(fx.disk, sim_disk_used(fx.disk) + (20 << 10));
+    ck_assert_int_eq(try_open(&fx, 1), RC_OK);
+    expect_seen(2);
+    write_one(&fx, 1, 3, 4000);
+    struct sent *a = submit(&fx, 1, 4, 40000);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    room();
+    drive(&fx);
+    ck_assert(a->is_done);
+    reopen(false);
+    expect_seen(4);
+    ck_assert(!fx.report.is_corrupt);
+    ck_assert_int_eq(wal_top_up(fx.wal), true);
+}
+END_TEST
+
 START_TEST(a_retired_file_is_room)
 {
     begin(0);
@@ -290,6 +313,7 @@ int main(void)
     tcase_add_test(t, a_try_in_vain_takes_no_room_from_others);
     tcase_add_loop_test(t, what_waits_for_room_when_the_node_ends_was_not_promised_and_what_was_is_there, 0, 2);
     tcase_add_test(t, a_start_without_room_is_refused_and_harms_nothing);
+    tcase_add_test(t, a_start_with_little_room_begins_a_smaller_file);
     tcase_add_test(t, a_retired_file_is_room);
     tcase_add_test(t, the_file_in_reserve_carries_the_log_on_when_the_disk_is_full);
     tcase_add_test(t, a_reserve_is_kept_over_a_restart_and_used_by_it);
