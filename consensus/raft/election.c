@@ -243,8 +243,8 @@ void raft_prevote(struct replica *r, const struct consensus_msg *m, struct conse
     struct consensus_msg *reply = raft_message(r, out, MSG_PREVOTE_REPLY, m->from);
     reply->is_rejected = !is_granted;
     int at = raft_member_at(r, m->from);
-    if (r->role == ROLE_LEADER && at >= 0) {
-        r->lead->peers[at].is_poked = true;  // It does not know that we lead: say so.
+    if (r->role == ROLE_LEADER && at >= 0 && m->from != r->id) {
+        raft_peer(r, (uint32_t)at)->is_poked = true;  // It does not know that we lead: say so.
     }
 }
 

@@ -20,21 +20,34 @@ static bool is_self(const struct replica *r, uint32_t i)
     return r->config->members[i].replica_id == r->id;
 }
 
+struct lead *raft_lead_alloc(const struct replica *r, const struct config *c)
+{
+    struct lead shape = {.peers_count = c->count, .self = c->count};
+    for (uint32_t i = 0; i < c->count; i++) {
+        if (c->members[i].replica_id == r->id) {
+            shape.self = i;
+        }
+    }
+    struct lead *lead = slab_zalloc(raft_lead_size(&shape));
+    lead->peers_count = shape.peers_count;
+    lead->self = shape.self;
+    return lead;
+}
+
 void raft_become_leader(struct replica *r, uint64_t now_ns, struct consensus_out *out)
 {
     assert(r->role == ROLE_CANDIDATE);
     assert(r->persisted.term == r->hard.term);
     assert(r->persisted.vote == r->id);
-    uint32_t count = r->config->count;
-    struct lead *lead = slab_zalloc(raft_lead_size(count));
+    struct lead *lead = r->lead = raft_lead_alloc(r, r->config);
     lead->now = now_ns;
     lead->round = 1;
-    lead->peers_count = count;
     lead->term_first = r->last + 1;
-    for (uint32_t i = 0; i < count; i++) {
-        lead->peers[i] = (struct peer){.next = r->last + 1, .retry_at = RAFT_NEVER, .is_loaded = true};
+    for (uint32_t i = 0; i < lead->peers_count; i++) {
+        if (i != lead->self) {
+            *raft_peer(r, i) = (struct peer){.next = r->last + 1, .retry_at = RAFT_NEVER, .is_loaded = true};
+        }
     }
-    r->lead = lead;
     r->role = ROLE_LEADER;
     r->leader = r->id;
     r->is_suspected = false;
@@ -51,7 +64,7 @@ void raft_lead_free(struct replica *r)
 {
     free(r->lead->reads);
     free(r->lead->more_marks);
-    slab_free(r->lead, raft_lead_size(r->lead->peers_count));
+    slab_free(r->lead, raft_lead_size(r->lead));
     r->lead = NULL;
 }
 
@@ -66,8 +79,8 @@ void raft_advance(struct replica *r)
         if (!r->config->members[i].is_voter) {
             continue;
         }
-        const struct peer *p = &r->lead->peers[i];
-        uint64_t disk = is_self(r, i) ? r->durable : p->is_regressed ? 0 : p->match;
+        const struct peer *p = is_self(r, i) ? NULL : raft_peer(r, i);
+        uint64_t disk = !p ? r->durable : p->is_regressed ? 0 : p->match;
         uint32_t at = count++;
         for (; at > 0 && disks[at - 1] < disk; at--) {
             disks[at] = disks[at - 1];
@@ -131,7 +144,7 @@ void raft_mark(struct replica *r, uint64_t now_ns)
 void raft_peer_probe(struct replica *r, uint32_t i)
 {
     struct lead *lead = r->lead;
-    struct peer *p = &lead->peers[i];
+    struct peer *p = raft_peer(r, i);
     lead->round++;
     lead->is_round_sent = false;
     p->probe_round = lead->round;
@@ -153,8 +166,8 @@ static uint64_t round_wanted(const struct lead *lead)
 
 bool raft_peer_wants(const struct replica *r, uint32_t i)
 {
-    const struct peer *p = &r->lead->peers[i];
-    if (is_self(r, i) || p->is_regressed) {
+    const struct peer *p = is_self(r, i) ? NULL : raft_peer(r, i);
+    if (!p || p->is_regressed) {
         return false;
     }
     if (p->is_poked || p->round_sent < round_wanted(r->lead)) {
@@ -178,7 +191,7 @@ void raft_next_send(struct replica *r, uint32_t i, struct consensus_send *out)
     if (r->role != ROLE_LEADER || !raft_peer_wants(r, i)) {
         return;
     }
-    const struct peer *p = &r->lead->peers[i];
+    const struct peer *p = raft_peer(r, i);
     out->to = &r->config->members[i];
     bool is_behind = needs_snapshot(r, p);
     bool is_waiting = p->state == PEER_SNAPSHOT;
@@ -216,8 +229,8 @@ static uint64_t resend_at(const struct peer *p, uint64_t now_ns)
 // Does a live peer owe us an answer?
 static bool is_unanswered(const struct replica *r, uint32_t i)
 {
-    const struct peer *p = &r->lead->peers[i];
-    if (p->retry_at == RAFT_NEVER || p->is_regressed || is_self(r, i) || !raft_node_is_alive(r, i)) {
+    const struct peer *p = is_self(r, i) ? NULL : raft_peer(r, i);
+    if (!p || p->retry_at == RAFT_NEVER || p->is_regressed || !raft_node_is_alive(r, i)) {
         return false;
     }
     if (p->state != PEER_REPLICATE) {
@@ -229,10 +242,10 @@ static bool is_unanswered(const struct replica *r, uint32_t i)
 
 void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t now_ns)
 {
-    if (r->role != ROLE_LEADER || i >= r->config->count) {
+    if (r->role != ROLE_LEADER || i >= r->config->count || is_self(r, i)) {
         return;
     }
-    struct peer *p = &r->lead->peers[i];
+    struct peer *p = raft_peer(r, i);
     raft_mark(r, now_ns);
     bool was_waiting = is_unanswered(r, i);
     if (needs_snapshot(r, p) && p->state != PEER_SNAPSHOT && !p->is_paused) {
@@ -323,7 +336,7 @@ void raft_append_reply(struct replica *r, const struct consensus_msg *m, struct 
         return;
     }
     struct lead *lead = r->lead;
-    struct peer *p = &lead->peers[at];
+    struct peer *p = raft_peer(r, (uint32_t)at);
     if (p->is_regressed || m->acked > r->last || m->read_round > lead->round) {
         return;
     }
@@ -349,7 +362,7 @@ void raft_snapshot_done(struct replica *r, const struct consensus_msg *m)
     if (r->role != ROLE_LEADER || m->term != r->hard.term || at < 0 || m->index > r->commit) {
         return;
     }
-    struct peer *p = &r->lead->peers[at];
+    struct peer *p = raft_peer(r, (uint32_t)at);
     if (p->is_regressed) {
         return;
     }
@@ -378,7 +391,7 @@ uint64_t raft_lead_deadline(const struct replica *r)
     }
     for (uint32_t i = 0; i < lead->peers_count; i++) {
         if (is_unanswered(r, i)) {
-            at = min_u64(at, lead->peers[i].retry_at);
+            at = min_u64(at, raft_peer(r, i)->retry_at);
         }
     }
     return at;
@@ -396,8 +409,8 @@ void raft_lead_timeout(struct replica *r, uint64_t now_ns, struct consensus_out 
         lead->transfer_to = 0;
     }
     for (uint32_t i = 0; i < lead->peers_count; i++) {
-        struct peer *p = &lead->peers[i];
-        if (is_unanswered(r, i) && now_ns >= p->retry_at) {
+        if (is_unanswered(r, i) && now_ns >= raft_peer(r, i)->retry_at) {
+            struct peer *p = raft_peer(r, i);
             uint8_t retries = p->retries;
             raft_peer_probe(r, i);
             p->retries = retries < UINT8_MAX ? (uint8_t)(retries + 1) : retries;

@@ -79,7 +79,7 @@ void raft_config_settle(struct replica *r)
 static bool is_level(struct replica *r, int at, uint64_t now_ns)
 {
     struct lead *lead = r->lead;
-    const struct peer *p = &lead->peers[at];
+    const struct peer *p = raft_peer(r, (uint32_t)at);
     const uint64_t id = r->config->members[at].replica_id;
     if (p->state != PEER_REPLICATE || p->is_regressed) {
         return false;
@@ -116,7 +116,7 @@ static enum rc apply_change(struct replica *r, const struct member_change *c, ui
         if (at < 0) {
             return RC_NOT_FOUND;
         }
-        if (to->members[at].is_voter || config_voters(to) == LIMIT_VOTERS) {
+        if (to->members[at].is_voter || to->members[at].replica_id == r->id || config_voters(to) == LIMIT_VOTERS) {
             return RC_INVALID;
         }
         if (!is_level(r, at, now_ns)) {
@@ -143,18 +143,20 @@ static enum rc apply_change(struct replica *r, const struct member_change *c, ui
 static struct lead *lead_remap(struct replica *r, const struct config *to)
 {
     struct lead *was = r->lead;
-    struct lead *lead = slab_zalloc(raft_lead_size(to->count));
+    struct lead *lead = raft_lead_alloc(r, to);
+    const uint32_t count = lead->peers_count, self = lead->self;
     memcpy(lead, was, sizeof(*lead));
-    lead->peers_count = to->count;
-    for (uint32_t i = 0; i < to->count; i++) {
+    lead->peers_count = count;
+    lead->self = self;
+    struct peer *p = lead->peers;
+    for (uint32_t i = 0; i < count; i++) {
         int at = raft_member_at(r, to->members[i].replica_id);
-        if (at >= 0) {
-            lead->peers[i] = was->peers[at];
-        } else {
-            lead->peers[i] = (struct peer){.next = r->last + 1, .retry_at = RAFT_NEVER};
+        if (i == self) {
+            continue;
         }
+        *p++ = at >= 0 ? *raft_peer(r, (uint32_t)at) : (struct peer){.next = r->last + 1, .retry_at = RAFT_NEVER};
     }
-    slab_free(was, raft_lead_size(was->peers_count));
+    slab_free(was, raft_lead_size(was));
     return lead;
 }
 

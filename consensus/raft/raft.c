@@ -274,8 +274,8 @@ static void raft_node_alive(struct replica *r, uint32_t node_id, bool is_alive, 
         r->dead_mask = (uint16_t)((r->dead_mask & ~(1u << i)) | ((is_alive ? 0u : 1u) << i));
         if (r->role == ROLE_LEADER) {
             raft_peer_probe(r, i);
-            r->lead->peers[i].is_paused = !is_alive;
-            r->lead->peers[i].retries = 0;
+            raft_peer(r, i)->is_paused = !is_alive;
+            raft_peer(r, i)->retries = 0;
         }
     }
     if (r->role != ROLE_LEADER) {
@@ -290,8 +290,10 @@ static void raft_link_reset(struct replica *r, uint32_t node_id, uint64_t now_ns
 {
     struct step_start was = raft_begin(r, out);
     for (uint32_t i = 0; r->role == ROLE_LEADER && i < r->config->count; i++) {
-        bool is_transferring = r->lead->peers[i].state == PEER_SNAPSHOT;  // snapshot_ended comes in any case.
-        if (r->config->members[i].node_id == node_id && node_id != r->node_id && !is_transferring) {
+        if (i == r->lead->self || r->config->members[i].node_id != node_id || node_id == r->node_id) {
+            continue;
+        }
+        if (raft_peer(r, i)->state != PEER_SNAPSHOT) {  // Else snapshot_ended comes in any case.
             raft_peer_probe(r, i);
         }
     }
@@ -307,8 +309,8 @@ static void raft_snapshot_ended(struct replica *r, uint64_t replica_id, bool is_
     int at = raft_member_at(r, replica_id);
     if (replica_id == r->id) {
         r->is_installing = false;
-    } else if (r->role == ROLE_LEADER && at >= 0 && r->lead->peers[at].state == PEER_SNAPSHOT) {
-        struct peer *p = &r->lead->peers[at];
+    } else if (r->role == ROLE_LEADER && at >= 0 && raft_peer(r, (uint32_t)at)->state == PEER_SNAPSHOT) {
+        struct peer *p = raft_peer(r, (uint32_t)at);
         if (is_ok) {
             // The probe at its end proves it: what is installed is acknowledged there.
             raft_peer_probe(r, (uint32_t)at);
@@ -441,8 +443,9 @@ static void raft_status(const struct replica *r, struct consensus_status *out)
         .config = r->config,
     };
     for (uint32_t i = 0; r->role == ROLE_LEADER && i < r->lead->peers_count; i++) {
-        out->regressed += r->lead->peers[i].is_regressed;
-        out->regressed_at |= (uint32_t)r->lead->peers[i].is_regressed << i;
+        const bool is_regressed = i != r->lead->self && raft_peer(r, i)->is_regressed;
+        out->regressed += is_regressed;
+        out->regressed_at |= (uint32_t)is_regressed << i;
     }
 }
 
@@ -479,7 +482,11 @@ static void check_lead(const struct replica *r)
     assert(lead->term_first <= r->last);
     assert(lead->peers_count == r->config->count);
     for (uint32_t i = 0; i < lead->peers_count; i++) {
-        const struct peer *p = &lead->peers[i];
+        assert((i == lead->self) == (r->config->members[i].replica_id == r->id));
+        if (i == lead->self) {
+            continue;
+        }
+        const struct peer *p = raft_peer(r, i);
         assert(p->match <= r->last);
         assert(p->next > p->match);
         assert(p->next <= r->last + 1);

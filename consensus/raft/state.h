@@ -79,8 +79,9 @@ struct lead {
     struct pending_read *reads;  // Oldest first; grows to RAFT_READS_MAX.
     uint32_t reads_count;
     uint32_t reads_cap;
-    uint32_t peers_count;  // = config->count; peers[i] belongs to config->members[i].
-    struct peer peers[];
+    uint32_t peers_count;  // = config->count.
+    uint32_t self;         // Our position in the configuration; peers_count: we are not in it.
+    struct peer peers[];   // In its order, without us (raft_peer).
 };
 
 // Of one that lost its memory while it led, until it hears of a leader.
@@ -197,9 +198,20 @@ void raft_acknowledge(struct replica *r, struct consensus_out *out);
 
 void raft_become_leader(struct replica *r, uint64_t now_ns, struct consensus_out *out);
 void raft_lead_free(struct replica *r);
-static inline size_t raft_lead_size(uint32_t peers)
+// For the configuration `c`. The caller sets what it knows of the peers.
+struct lead *raft_lead_alloc(const struct replica *r, const struct config *c);
+static inline size_t raft_lead_size(const struct lead *lead)
 {
-    return sizeof(struct lead) + peers * sizeof(struct peer);
+    const uint32_t others = lead->peers_count - (lead->self < lead->peers_count);
+    return sizeof(struct lead) + others * sizeof(struct peer);
+}
+// The peer that is member `i` of the configuration; never ourselves.
+static inline struct peer *raft_peer(const struct replica *r, uint32_t i)
+{
+    struct lead *lead = r->lead;
+    assert(i < lead->peers_count);
+    assert(i != lead->self);
+    return &lead->peers[i - (i > lead->self)];
 }
 void raft_append_reply(struct replica *r, const struct consensus_msg *m, struct consensus_out *out);
 void raft_snapshot_done(struct replica *r, const struct consensus_msg *m);

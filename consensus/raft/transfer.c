@@ -17,12 +17,14 @@ int raft_best_successor(const struct replica *r, uint64_t except)
     int best = -1;
     for (uint32_t i = 0; i < r->config->count; i++) {
         const struct member *m = &r->config->members[i];
-        const struct peer *p = &r->lead->peers[i];
-        if (m->replica_id == r->id || m->replica_id == except || !m->is_voter || !raft_node_is_alive(r, i) ||
-            p->is_regressed || p->state == PEER_SNAPSHOT) {
+        if (m->replica_id == r->id || m->replica_id == except || !m->is_voter || !raft_node_is_alive(r, i)) {
             continue;
         }
-        if (best < 0 || p->match > r->lead->peers[best].match) {
+        const struct peer *p = raft_peer(r, i);
+        if (p->is_regressed || p->state == PEER_SNAPSHOT) {
+            continue;
+        }
+        if (best < 0 || p->match > raft_peer(r, (uint32_t)best)->match) {
             best = (int)i;
         }
     }
@@ -38,10 +40,10 @@ enum rc raft_transfer(struct replica *r, uint64_t replica_id, uint64_t now_ns)
     if (at < 0) {
         return RC_NOT_FOUND;
     }
-    if (replica_id == r->id || !r->config->members[at].is_voter || r->lead->peers[at].is_regressed) {
+    if (replica_id == r->id || !r->config->members[at].is_voter || raft_peer(r, (uint32_t)at)->is_regressed) {
         return RC_INVALID;
     }
-    if (r->lead->transfer_to != 0 || r->lead->peers[at].state == PEER_SNAPSHOT) {
+    if (r->lead->transfer_to != 0 || raft_peer(r, (uint32_t)at)->state == PEER_SNAPSHOT) {
         return RC_BUSY;
     }
     if (!raft_node_is_alive(r, (uint32_t)at)) {
@@ -73,7 +75,7 @@ void raft_transfer_step(struct replica *r, struct consensus_out *out)
     int at = raft_member_at(r, lead->transfer_to);
     if (at < 0) {
         lead->transfer_to = 0;
-    } else if (lead->peers[at].match == r->last && out->msgs_count < CONSENSUS_OUT_MSGS) {
+    } else if (raft_peer(r, (uint32_t)at)->match == r->last && out->msgs_count < CONSENSUS_OUT_MSGS) {
         raft_message(r, out, MSG_TIMEOUT_NOW, lead->transfer_to);
         lead->is_transfer_sent = true;
     }
@@ -162,10 +164,8 @@ static uint64_t confirmed_round(const struct replica *r)
         if (!r->config->members[i].is_voter) {
             continue;
         }
-        const struct peer *p = &r->lead->peers[i];
-        uint64_t round = r->config->members[i].replica_id == r->id ? r->lead->round
-                         : p->is_regressed                         ? 0
-                                                                   : p->round_acked;
+        const struct peer *p = i == r->lead->self ? NULL : raft_peer(r, i);
+        uint64_t round = !p ? r->lead->round : p->is_regressed ? 0 : p->round_acked;
         uint32_t at = count++;
         for (; at > 0 && rounds[at - 1] < round; at--) {
             rounds[at] = rounds[at - 1];

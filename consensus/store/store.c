@@ -406,6 +406,9 @@ uint64_t store_worker_submission(const struct store_worker *w)
 
 void store_worker_idle(struct store_worker *w, bool is_idle)
 {
+    if (is_idle && !w->arena.is_idle) {
+        arena_lane_end(&w->arena, LANE_ORDINARY);  // Also the chunk that is being filled need not stay.
+    }
     w->arena.is_idle = is_idle;
 }
 
