@@ -404,6 +404,23 @@ static uint64_t next_due(struct host *h, bool is_more, uint64_t snapshots_due)
     return due > h->now ? due : h->now;
 }
 
+// What was kept for use again. Where a storm left much of it, each piece holds a page of memory.
+static void pools_free(struct host *h)
+{
+    while (!list_is_empty(&h->note_pool)) {
+        free(list_entry(list_pop(&h->note_pool), struct note, base.link));
+    }
+    while (!list_is_empty(&h->work_pool)) {
+        free(list_entry(list_pop(&h->work_pool), struct group_work, dirty));
+    }
+    h->work_pool_count = 0;
+    while (h->gated_pool) {
+        struct gated *m = h->gated_pool;
+        h->gated_pool = m->next;
+        free(m);
+    }
+}
+
 uint64_t host_turn(struct host *h)
 {
     h->is_now_known = false;
@@ -426,7 +443,11 @@ uint64_t host_turn(struct host *h)
     list_init(&large_notes);
     notes_collect(h, &notes, &large_notes);
     h->wrote_at = list_is_empty(&notes) && list_is_empty(&large_notes) ? h->wrote_at : h->now;
-    store_worker_idle(h->store, h->now >= h->wrote_at + HOST_IDLE_NS);
+    const bool is_idle = h->now >= h->wrote_at + HOST_IDLE_NS;
+    if (is_idle) {
+        pools_free(h);
+    }
+    store_worker_idle(h->store, is_idle);
     store_worker_flush(h->store, &notes, &large_notes);
     assert(list_is_empty(&notes) && list_is_empty(&large_notes));
     h->config.net->flush(h->config.net);
@@ -641,17 +662,7 @@ void host_destroy(struct host *h)
     while (!list_is_empty(&h->peers)) {
         peer_destroy(h, list_entry(h->peers.next, struct peer, link));
     }
-    while (!list_is_empty(&h->note_pool)) {
-        free(list_entry(list_pop(&h->note_pool), struct note, base.link));
-    }
-    while (!list_is_empty(&h->work_pool)) {
-        free(list_entry(list_pop(&h->work_pool), struct group_work, dirty));
-    }
-    while (h->gated_pool) {
-        struct gated *m = h->gated_pool;
-        h->gated_pool = m->next;
-        free(m);
-    }
+    pools_free(h);
     garbage_free(h);
     pb_arena_deinit(&h->arena);
     buf_deinit(&h->scratch);

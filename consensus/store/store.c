@@ -217,6 +217,14 @@ static struct submission *submission_take(struct store_worker *w, uint32_t range
     return s;
 }
 
+static void submission_free(struct submission *s)
+{
+    list_remove(&s->all);
+    free(s->ranges);
+    free(s->base.ranges);
+    free(s);
+}
+
 // Begins a submission of this turn with room for `ranges`.
 static struct submission *submission_begin(struct store_worker *w, uint64_t group, uint32_t ranges)
 {
@@ -408,6 +416,10 @@ void store_worker_idle(struct store_worker *w, bool is_idle)
 {
     if (is_idle && !w->arena.is_idle) {
         arena_lane_end(&w->arena, LANE_ORDINARY);  // Also the chunk that is being filled need not stay.
+        struct list *item;
+        while ((item = list_pop(&w->free_submissions)) != NULL) {
+            submission_free(container_of(list_entry(item, struct wal_submission, link), struct submission, base));
+        }
     }
     w->arena.is_idle = is_idle;
 }
@@ -452,10 +464,7 @@ static void worker_close(struct store_worker *w)
     }
     list_each(item, &w->submissions)
     {
-        struct submission *s = list_entry(item, struct submission, all);
-        free(s->ranges);
-        free(s->base.ranges);
-        free(s);
+        submission_free(list_entry(item, struct submission, all));
     }
     map_deinit(&w->groups);
     map_deinit(&w->snapshot_wanted);
