@@ -78,7 +78,7 @@ def costs(c, idle, fds):
     lmdb = max(mapped(pids[n]) / N for n in NODES)
     more = max(descriptors(pids[n]) - fds[n] for n in NODES)
     sane = "WARREN_SANITIZED" in os.environ
-    return (figure("memory of an idle queue", memory, "bytes per node", "<= 1200", memory <= 1200, sane or memory <= 4000) +
+    return (figure("anonymous memory of an idle queue", memory, "bytes per node", "<= 1200", memory <= 1200, sane or memory <= 4000) +
             figure("LMDB's map", lmdb, "bytes per queue and node", "<= 1000", lmdb <= 1000, True) +
             figure("CPU of an idle node", cpu, "% of a core", "< 2", cpu < 2, sane or cpu < 20) +
             figure("more descriptors", more, "", "0", more <= 0, more <= 5))
