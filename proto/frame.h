@@ -31,7 +31,8 @@ enum frame_type {
     FRAME_SNAPSHOT = 48,
     FRAME_SNAPSHOT_ACK = 49,
     // Session lane (node/queue).
-    FRAME_SESSION_FIRST = 64,
+    FRAME_SESSION_FIRST = 64,  // Items, or a part of a run of them.
+    FRAME_SESSION_TAKEN = 65,  // Says up to where parts were taken.
     FRAME_SESSION_LAST = 95,
 };
 

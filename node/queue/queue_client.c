@@ -386,18 +386,13 @@ static void push_end(struct queue_session *s)
     }
 }
 
-static bool lane_is_open(const struct queue_lane *lane)
-{
-    return !lane->is_blocked && lane->waiting_bytes < QUEUE_LANE_WAITING_BYTES;
-}
-
 // Sends what is pending above sent[stream] as COMMANDS items. False: the lane is full, go on later.
 static bool send_lane(struct queue_session *s, enum queue_stream stream)
 {
     struct queue_lane *lane = s->place.lane;
     const struct queue_pending_item *item;
     while ((item = queue_pending_at(&s->pending[stream], s->sent[stream] + 1)) != NULL) {
-        if (!lane_is_open(lane)) {
+        if (!queue_lane_takes(lane, item->len, QUEUE_ITEM_COMMANDS, s->link->group, s->id)) {
             return false;
         }
         size_t at = queue_lane_begin(lane, QUEUE_ITEM_COMMANDS, s->link->group, s->id, s->attach);

@@ -221,7 +221,19 @@ static bool may_send(const struct queue_server_consumer *c)
     if (v->is_paused || (c->fsm->id != 0 && c->sent - c->taken >= LIMIT_REMOTE_CONSUMER_WINDOW)) {
         return false;  // Goes on when it is taken.
     }
-    return v->local || (!v->lane->is_blocked && v->lane->waiting_bytes < QUEUE_LANE_WAITING_BYTES);
+    return true;
+}
+
+// Has the way to the consumer's node room for `u`?
+static bool lane_takes(const struct queue_server_consumer *c, const struct queue_unsettled *u)
+{
+    const struct queue_server *v = c->server;
+    if (v->local) {
+        return true;
+    }
+    // How large it is matters only beside large ones.
+    const size_t size = v->lane->run_bytes > 0 ? queue_fsm_size(v->replica->fsm, u->ref) : 0;
+    return queue_lane_takes(v->lane, size, QUEUE_ITEM_DELIVER, v->replica->group, v->id);
 }
 
 void queue_deliver_pump(struct queue_server_consumer *c)
@@ -231,6 +243,10 @@ void queue_deliver_pump(struct queue_server_consumer *c)
     struct open_item item = {0};
     const struct queue_unsettled *u;
     while (may_send(c) && (u = queue_fsm_next(c->fsm, c->cursor)) != NULL) {
+        if (!lane_takes(c, u)) {
+            queue_deliver_mark(c);  // Polled, and when the lane is writable.
+            break;
+        }
         struct span payload;
         enum rc rc = fetch(c, u, &payload);
         if (rc == RC_PENDING) {
@@ -253,8 +269,5 @@ void queue_deliver_pump(struct queue_server_consumer *c)
     }
     if (!v->local) {
         close_item(v->lane, &item);
-        if (v->lane->is_blocked || v->lane->waiting_bytes >= QUEUE_LANE_WAITING_BYTES) {
-            queue_deliver_mark(c);  // Polled, and when the lane is writable.
-        }
     }
 }

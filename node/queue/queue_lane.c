@@ -7,13 +7,15 @@
 #include "node/queue/queue_lane.h"
 #include "node/base/crc32c.h"
 #include "node/base/mem.h"
+#include "node/queue/queue_parts.h"
 #include "proto/cluster_queue.pb-c.h"
 #include <stdlib.h>
 
 enum {
     BATCH_BYTES = LIMIT_FRAME_BYTES - 1024,  // Room for frame head and envelope.
     FRAGMENT_BYTES = 128 << 10,
-    RUN_QUEUED_MAX = 1 << 20,   // Parts of runs are sent while the net holds less than this.
+    WAITING_BYTES_MAX = 2 << 20,  // A lane that has this much waiting takes no more.
+    RUN_AHEAD_BYTES = 512 << 10,  // Parts sent before the other side said that it took them.
     FREE_BATCHES = 32,
     ARRIVING_BYTES_MAX = LIMIT_MESSAGE_BYTES_MAX + LIMIT_SESSION_BYTES + (2 << 20),
 };
@@ -44,6 +46,12 @@ struct arriving {
     size_t sum_len;         // taken as they came.
 };
 
+struct inflow {  // Parts of runs from one worker of another node.
+    uint32_t node, worker;
+    uint64_t epoch, taken;  // The connection, and the sender's number there.
+    bool owes_answer;
+};
+
 struct letter {  // To another worker.
     struct queue_service *to;
     void (*receive)(struct queue_service *q, struct span items);
@@ -54,6 +62,8 @@ void queue_lanes_init(struct queue_lanes *l)
 {
     map_init_u64(&l->by_key);
     map_init_u64(&l->arriving);
+    map_init_u64(&l->inflows);
+    l->owes_answer = false;
     list_init(&l->used);
     list_init(&l->used_before);
     list_init(&l->free);
@@ -108,7 +118,7 @@ static void lane_drop(struct queue_lane *lane)
         run_free(lane->lanes, list_entry(l, struct run, link));
     }
     lane->out.len = 0;
-    lane->waiting_bytes = 0;
+    lane->waiting_bytes = lane->run_bytes = 0;
     lane->is_blocked = false;
 }
 
@@ -134,6 +144,12 @@ void queue_lanes_deinit(struct queue_lanes *l)
         arriving_free(a);
     }
     map_deinit(&l->arriving);
+    pos = 0;
+    struct inflow *in;
+    while ((in = map_next(&l->inflows, &pos, NULL, NULL)) != NULL) {
+        free(in);
+    }
+    map_deinit(&l->inflows);
     list_splice(&l->free, &l->used);
     list_splice(&l->free, &l->used_before);
     while (!list_is_empty(&l->free)) {
@@ -195,6 +211,20 @@ static struct run *run_of(struct queue_lane *lane, const struct queue_item_wire 
     return NULL;
 }
 
+bool queue_lane_takes(struct queue_lane *lane, size_t bytes, enum queue_item_type type, uint64_t group,
+                      struct queue_session_id session)
+{
+    if (lane->is_blocked || lane->waiting_bytes >= WAITING_BYTES_MAX) {
+        return false;
+    }
+    if (lane->run_bytes < WAITING_BYTES_MAX) {
+        return true;
+    }
+    const struct queue_item_wire w = {
+        .type = (uint8_t)type, .group = group, .counter = session.counter, .node = session.node};
+    return bytes <= BATCH_BYTES / 2 && run_of(lane, &w) == NULL;
+}
+
 bool queue_lane_is_sending(struct queue_lane *lane, uint64_t group, struct queue_session_id session)
 {
     const struct queue_item_wire up = {.type = QUEUE_ITEM_COMMANDS,
@@ -234,6 +264,8 @@ void queue_lane_end(struct queue_lane *lane, size_t at)
             } else {
                 run_start(lane, &w, bytes);
             }
+            lane->waiting_bytes -= n;
+            lane->run_bytes += n;
             lane->out.len = at;
             if (is_large) {
                 buf_shrink(&lane->out, 2 * LIMIT_FRAME_BYTES);
@@ -271,7 +303,7 @@ void queue_lane_end_shared(struct queue_lane *lane, size_t at, struct block *blo
     r->bytes->shared = block_hold(block);
     r->tail = tail;
     lane->out.len = at;
-    lane->waiting_bytes += w.len;
+    lane->run_bytes += w.len;
 }
 
 // The next bytes of a run, at most FRAGMENT_BYTES, and what is left of it without them.
@@ -285,20 +317,16 @@ static struct span run_next(const struct run *r, size_t *left)
     return s;
 }
 
-static enum rc send_frame(struct queue_lane *lane, uint64_t run, uint64_t offset, bool is_last, struct span raw)
+static enum rc send_frame(struct queue_lanes *l, uint32_t node, enum frame_type type, Cluster__SessionFrame *e,
+                          struct span raw)
 {
-    Cluster__SessionFrame e = CLUSTER__SESSION_FRAME__INIT;
-    e.version = QUEUE_WIRE_VERSION;
-    e.stream = run;
-    e.offset = offset;
-    e.is_last = is_last;
+    e->version = QUEUE_WIRE_VERSION;
     uint8_t envelope[64];
-    size_t n = cluster__session_frame__get_packed_size(&e);
+    size_t n = cluster__session_frame__get_packed_size(e);
     assert(n <= sizeof(envelope));
-    cluster__session_frame__pack(&e, envelope);
+    cluster__session_frame__pack(e, envelope);
     struct iovec iov = {.iov_base = (void *)raw.ptr, .iov_len = raw.len};
-    struct net *net = lane->lanes->net;
-    return net->send(net, lane->node, LANE_SESSION, FRAME_SESSION_FIRST, span_of(envelope, n), &iov, 1, true);
+    return l->net->send(l->net, node, LANE_SESSION, type, span_of(envelope, n), &iov, 1, true);
 }
 
 static void letter_open(void *arg)
@@ -339,7 +367,12 @@ static bool run_send(struct queue_lane *lane, struct run *r)
     struct span s = run_next(r, &left);
     size_t n = s.len;
     bool is_last = left == 0;
-    enum rc rc = send_frame(lane, r->id, r->offset, is_last, s);
+    Cluster__SessionFrame e = CLUSTER__SESSION_FRAME__INIT;
+    e.stream = r->id;
+    e.offset = r->offset;
+    e.is_last = is_last;
+    e.sent = lane->run_sent + n;
+    enum rc rc = send_frame(lane->lanes, lane->node, FRAME_SESSION_FIRST, &e, s);
     if (rc != RC_OK) {
         if (rc == RC_FULL) {
             lane->is_blocked = true;
@@ -354,7 +387,8 @@ static bool run_send(struct queue_lane *lane, struct run *r)
         r->tail = span_of(r->tail.ptr + n, r->tail.len - n);
     }
     r->offset += n;
-    lane->waiting_bytes -= n;
+    lane->run_sent += n;
+    lane->run_bytes -= n;
     if (is_last) {
         run_free(lane->lanes, r);
     } else {
@@ -374,7 +408,8 @@ void queue_lane_flush(struct queue_lane *lane)
     seal(lane);
     while (!list_is_empty(&lane->sealed)) {
         struct batch *b = list_entry(lane->sealed.next, struct batch, link);
-        enum rc rc = send_frame(lane, 0, 0, false, buf_span(&b->bytes));
+        Cluster__SessionFrame e = CLUSTER__SESSION_FRAME__INIT;
+        enum rc rc = send_frame(l, lane->node, FRAME_SESSION_FIRST, &e, buf_span(&b->bytes));
         if (rc == RC_FULL) {
             lane->is_blocked = true;
             return;
@@ -388,19 +423,42 @@ void queue_lane_flush(struct queue_lane *lane)
         list_add_tail(&l->used, &b->link);
     }
     lane->is_blocked = false;
-    while (!list_is_empty(&lane->runs) && l->net->queued(l->net, lane->node, LANE_SESSION) < RUN_QUEUED_MAX) {
+    while (!list_is_empty(&lane->runs) && lane->run_sent - lane->run_taken < RUN_AHEAD_BYTES) {
         if (!run_send(lane, list_entry(lane->runs.next, struct run, link))) {
             break;
         }
     }
 }
 
+// Tells the senders of parts how far we are.
+static void answer(struct queue_lanes *l)
+{
+    l->owes_answer = false;
+    uint32_t pos = 0;
+    struct inflow *in;
+    while ((in = map_next(&l->inflows, &pos, NULL, NULL)) != NULL) {
+        if (!in->owes_answer) {
+            continue;
+        }
+        Cluster__SessionFrame e = CLUSTER__SESSION_FRAME__INIT;
+        e.stream = in->epoch << 32;
+        e.sent = in->taken;
+        e.worker = in->worker;
+        enum rc rc = send_frame(l, in->node, FRAME_SESSION_TAKEN, &e, span_of(NULL, 0));
+        in->owes_answer = rc == RC_FULL;  // Without a connection it is said when there is one (queue_lanes_reset).
+        l->owes_answer = l->owes_answer || in->owes_answer;
+    }
+}
+
 void queue_lanes_flush(struct queue_lanes *l)
 {
+    if (l->owes_answer) {
+        answer(l);
+    }
     uint32_t pos = 0;
     struct queue_lane *lane;
     while ((lane = map_next(&l->by_key, &pos, NULL, NULL)) != NULL) {
-        if (lane->waiting_bytes > 0) {
+        if (lane->waiting_bytes + lane->run_bytes > 0) {
             queue_lane_flush(lane);
         }
     }
@@ -419,7 +477,7 @@ bool queue_lanes_have_work(const struct queue_lanes *l)
     uint32_t pos = 0;
     const struct queue_lane *lane;
     while ((lane = map_next(&l->by_key, &pos, NULL, NULL)) != NULL) {
-        if (lane->waiting_bytes > 0) {
+        if (lane->waiting_bytes + lane->run_bytes > 0) {
             return true;
         }
     }
@@ -458,6 +516,63 @@ static void forget_arriving(struct queue_lanes *l, uint32_t node, uint32_t worke
             arriving_free(a);
         }
     }
+}
+
+static struct inflow *inflow_of(struct queue_lanes *l, uint32_t node, uint32_t worker)
+{
+    uint64_t key = (uint64_t)node << 16 | worker;
+    struct inflow *in = map_get(&l->inflows, key);
+    if (!in) {
+        in = mem_zalloc(sizeof(*in));
+        in->node = node;
+        in->worker = worker;
+        map_put(&l->inflows, key, in);
+    }
+    return in;
+}
+
+// Parts were taken, even those that go nowhere: they are out of the sockets.
+static void receive_sent(struct queue_lanes *l, uint32_t from, uint32_t worker, const Cluster__SessionFrame *e)
+{
+    struct inflow *in = inflow_of(l, from, worker);
+    in->epoch = e->stream >> 32;
+    in->taken = e->sent;
+    in->owes_answer = true;
+    l->owes_answer = true;
+}
+
+struct taken {  // To another worker: an answer that is for one of its lanes.
+    struct queue_service *to;
+    uint32_t node;
+    uint64_t epoch, sent;
+};
+
+static void receive_taken(struct queue_lanes *l, uint32_t from, uint64_t epoch, uint64_t sent)
+{
+    struct queue_lane *lane = map_get(&l->by_key, (uint64_t)from << 16);
+    // One for an earlier connection, or an earlier life of ours, says nothing.
+    if (lane && epoch == lane->next_run >> 32 && sent > lane->run_taken && sent <= lane->run_sent) {
+        lane->run_taken = sent;
+    }
+}
+
+static void taken_open(void *arg)
+{
+    struct taken *t = arg;
+    receive_taken(&t->to->lanes, t->node, t->epoch, t->sent);
+    free(t);
+}
+
+static void pass_taken(struct queue_lanes *l, uint32_t from, const Cluster__SessionFrame *e)
+{
+    struct queue_service *to = e->worker < FRAME_WORKERS_MAX && l->peer ? l->peer(l->post_ctx, e->worker) : NULL;
+    if (!to) {
+        l->bad_frames++;
+        return;
+    }
+    struct taken *t = mem_alloc(sizeof(*t));
+    *t = (struct taken){.to = to, .node = from, .epoch = e->stream >> 32, .sent = e->sent};
+    l->post(l->post_ctx, e->worker, taken_open, t);
 }
 
 static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_t from, uint32_t worker,
@@ -525,11 +640,21 @@ void queue_lanes_frame(struct queue_lanes *l, struct queue_service *q, uint32_t 
 {
     pb_arena_reset(&l->arena);
     Cluster__SessionFrame *e = cluster__session_frame__unpack(&l->arena.allocator, f->envelope.len, f->envelope.ptr);
-    if (!e || e->version != QUEUE_WIRE_VERSION || f->type != FRAME_SESSION_FIRST) {
+    if (!e || e->version != QUEUE_WIRE_VERSION ||
+        (f->type != FRAME_SESSION_FIRST && f->type != FRAME_SESSION_TAKEN)) {
         l->bad_frames++;
         return;
     }
+    if (f->type == FRAME_SESSION_TAKEN) {
+        if (e->worker == l->worker) {
+            receive_taken(l, from_node, e->stream >> 32, e->sent);
+        } else {
+            pass_taken(l, from_node, e);
+        }
+        return;
+    }
     if (e->stream != 0) {
+        receive_sent(l, from_node, f->worker, e);
         receive_part(l, q, from_node, f->worker, e, f->raw);
         return;
     }
@@ -545,6 +670,15 @@ void queue_lanes_reset(struct queue_lanes *l, uint32_t node)
     if (lane) {
         lane_drop(lane);
         lane->next_run = ((lane->next_run >> 32) + 1) << 32 | 1;
+        lane->run_sent = lane->run_taken = 0;
+    }
+    uint32_t pos = 0;
+    struct inflow *in;
+    while ((in = map_next(&l->inflows, &pos, NULL, NULL)) != NULL) {
+        if (in->node == node) {
+            in->owes_answer = true;  // The one before may have been lost with the connection.
+            l->owes_answer = true;
+        }
     }
 }
 

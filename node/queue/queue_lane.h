@@ -5,6 +5,10 @@
 // that becomes a run of its own, sent in parts between the batches; what the same session says later goes
 // behind it in the same run, so its order is kept and others do not wait. A full lane keeps its batches; a
 // closed one drops them (a reset follows).
+//
+// Parts go ahead of what the other side took of them by RUN_AHEAD_BYTES at most: the sockets between two nodes hold
+// megabytes, and what is small must not wait behind them. The other side answers once a turn with the newest number it
+// was told; after a reset of its connection it says it again.
 // Thread: the worker's.
 #pragma once
 #include "consensus/host/net.h"
@@ -28,6 +32,8 @@ struct queue_lanes {
     uint32_t free_count;
     struct pb_arena arena;
     struct map arriving;    // hash of (node, stream) -> struct arriving: runs that are coming in.
+    struct map inflows;     // node << 16 | worker of the sender -> struct inflow: what was taken of runs.
+    bool owes_answer;       // An inflow does.
     uint64_t bad_frames;
 };
 
@@ -38,13 +44,20 @@ struct queue_lane {
     struct list sealed;      // Full batches.
     struct list runs;        // Large items on their way.
     uint64_t next_run;       // Top half counts our connections to the node.
-    size_t waiting_bytes;    // In out, sealed and runs.
+    uint64_t run_sent, run_taken;  // Bytes of parts on this connection; what the other side says of them.
+    size_t waiting_bytes;    // In out and sealed.
+    size_t run_bytes;        // In runs.
     bool is_blocked;         // The net said RC_FULL.
 };
 
 void queue_lanes_init(struct queue_lanes *l);  // After the caller filled the first fields.
 void queue_lanes_deinit(struct queue_lanes *l);
 struct queue_lane *queue_lane_to(struct queue_lanes *l, uint32_t node, uint32_t worker);
+// May an item of about that many bytes be added? What waits in batches and in runs is bounded apart, so that what is
+// small is not held up by the large items of others; only what would begin a run, or go behind its session's own, waits
+// for the runs. A lane that takes nothing is asked again when it is writable, and from time to time.
+bool queue_lane_takes(struct queue_lane *lane, size_t bytes, enum queue_item_type type, uint64_t group,
+                      struct queue_session_id session);
 // An item: begin, append its body to lane->out, end.
 size_t queue_lane_begin(struct queue_lane *lane, enum queue_item_type type, uint64_t group,
                         struct queue_session_id session, uint32_t attach);

@@ -14,7 +14,6 @@ enum {
     QUEUE_RETRY_MAX_NS = 100000000,        // up to this.
     QUEUE_POLL_NS = 1000000,               // Something full is looked at again.
     QUEUE_HELD_BYTES = 8 << 20,            // Publishes of other nodes a group holds while it is full.
-    QUEUE_LANE_WAITING_BYTES = 2 << 20,    // Sessions and deliveries add nothing to a lane that has this much waiting.
     QUEUE_COLD_BYTES = 256 << 10,          // One cold read-ahead of a consumer.
     QUEUE_COLD_INDEXES = 256,
     QUEUE_TAKEN_STEP_BYTES = LIMIT_REMOTE_CONSUMER_WINDOW / 4,  // The leader is told of taken bytes in such steps.
