@@ -66,13 +66,13 @@ struct lead {
     uint64_t now;         // Newest time any call told.
     uint64_t term_first;  // Index of this term's no-op.
     uint64_t round;       // Newest read round; numbers only grow within the term (P13).
-    bool is_round_sent;   // Some message carried it: a new read needs a new round.
     uint64_t transfer_to;  // Replica id; 0 none.
     uint64_t transfer_deadline;
-    bool is_transfer_sent;
     uint64_t retire_last;  // Last target tried after our own removal.
     uint64_t learner;      // Who was last to be promoted and was not level; 0 nobody.
     struct mark learner_round;  // Where the log ended then.
+    bool is_round_sent;    // Some message carried `round`: a new read needs a new one.
+    bool is_transfer_sent;
     uint32_t marks_count;  // Proposals with the time they were seen, oldest first: how old is the oldest uncommitted?
     struct mark mark;         // The oldest,
     struct mark *more_marks;  // and the others: only while something is not committed long after it was proposed.
@@ -83,6 +83,7 @@ struct lead {
     uint32_t self;         // Our position in the configuration; peers_count: we are not in it.
     struct peer peers[];   // In its order, without us (raft_peer).
 };
+static_assert(sizeof(struct lead) <= 128, "an idle leader costs one small struct");
 
 // Of one that lost its memory while it led, until it hears of a leader.
 enum hand_over {
