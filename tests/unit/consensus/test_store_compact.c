@@ -409,6 +409,8 @@ START_TEST(a_snapshot_that_was_not_worth_it_is_not_said_to_come)
     roll_file(&fx);
     ck_assert_uint_eq(fx.models[1].published, 0);  // Looked at, and let go.
     ck_assert(!glog_snapshot_is_coming(log_of(&fx, 1)));
+    ck_assert_uint_eq(fx.models[1].snapshots_count, 1);
+    buf_deinit(&fx.models[1].snapshots[0].live);
     fx.models[1].snapshots_count = 0;
     glog_snapshot_request(log_of(&fx, 1));
     ck_assert(glog_snapshot_is_coming(log_of(&fx, 1)));
