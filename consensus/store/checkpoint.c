@@ -22,6 +22,10 @@ void checkpoint_name(uint64_t seq, char *out, size_t size)
 void checkpoint_add(struct buf *to, const struct glog *g, uint64_t dense_last)
 {
     const struct snapshot *s = g->snapshot;
+    struct config config = {0};
+    if (s != NULL) {
+        snapshot_config(s, &config);
+    }
     buf_u64(to, g->group);
     buf_u64(to, g->replica_id);
     buf_u64(to, g->hard_state.term);
@@ -32,8 +36,14 @@ void checkpoint_add(struct buf *to, const struct glog *g, uint64_t dense_last)
     buf_u64(to, g->segment_floor);
     buf_u8(to, (uint8_t)((s != NULL && s->live_count > 0 ? FLAG_HAS_LIVE : 0) |
                          (g->is_amnesiac ? FLAG_AMNESIAC : 0)));
-    buf_u64(to, s == NULL ? 0 : s->config_index);
-    buf_str16(to, s == NULL ? (struct span){0} : snapshot_config_bytes(s));
+    buf_u64(to, config.index);
+    const size_t at = to->len;  // Of the configuration's str16.
+    buf_u16(to, 0);
+    if (config.count > 0) {
+        config_encode(&config, to);
+    }
+    const uint16_t len = (uint16_t)(to->len - at - sizeof(len));
+    memcpy(to->ptr + at, &len, sizeof(len));
 }
 
 enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span lines, uint32_t count)

@@ -27,17 +27,16 @@ struct snapshot {
     struct segment *segment;  // Counted in shared_refs.
     uint64_t position;        // Of chunk 0 in the segment.
     uint64_t bytes;           // Of all chunks.
-    uint64_t config_index;
     uint32_t chunks;
     uint32_t live_count;      // Ranges.
-    struct live_range live[];  // Behind them the configuration: u8 length, config_encode (snapshot_config_bytes).
+    struct live_range live[];  // Behind them the configuration, packed: u8 length, bytes (snapshot.c).
 };
+static_assert(sizeof(struct snapshot) == 48, "with an idle group's packed configuration it fits into 64 bytes");
 void snapshot_free(struct snapshot *s);  // After its segment was let go.
-struct span snapshot_config_bytes(const struct snapshot *s);  // Empty without one.
 // `live`: struct live_range one after another. snapshot_place comes next.
 struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config,
                                  struct span live);
-void snapshot_config(const struct snapshot *s, struct config *out);
+void snapshot_config(const struct snapshot *s, struct config *out);  // count 0 without one.
 bool snapshot_is_live(const struct snapshot *s, uint64_t index);
 // Number of live indexes in first..last.
 uint64_t snapshot_live_between(const struct snapshot *s, uint64_t first, uint64_t last);
@@ -92,13 +91,11 @@ struct glog {
     bool is_amnesiac : 1;        // Damage was found; stays until the group is deleted.
     struct run *runs;            // Ascending and disjoint; NULL while there is none. Behind a struct runs_head.
     uint64_t bytes_since;        // Appended since the current snapshot's state was frozen, or since the start.
-    uint64_t harvest_cut;        // Lowest index truncated since the harvest in progress was planned.
     uint64_t segment_floor;      // Segments of a lower number are of an earlier life of the group: void.
     uint64_t large_until;        // Last turn in which something of it went by the large lane and has not come
                                  // back; 0: none.
-    struct receive *receive;     // Snapshot being received, else NULL.
 };
-static_assert(sizeof(struct glog) <= 168, "an idle group's log costs at most 168 bytes");
+static_assert(sizeof(struct glog) <= 144, "an idle group's log costs at most 144 bytes");
 
 static inline uint64_t glog_snapshot_index(const struct glog *g)
 {
@@ -219,6 +216,7 @@ struct store_worker {
                                  // store_worker_room.
     struct checkpoint_job *stuck_checkpoint;  // The disk was full: tried again likewise. NULL: none.
     struct map snapshot_wanted;  // u64 -> struct glog.
+    struct map receives;         // u64 -> struct receive: the snapshot that a group is receiving.
     struct compacting compacting;
     struct list leaving;  // struct leaving (harvest.c): files whose content is elsewhere, on their way out.
     struct list doomed;   // struct segment without users: deleted once everything before is durable.
@@ -278,6 +276,8 @@ bool reserve_release(struct store *s);  // The disk is full. True: there is room
 void reserve_restore(struct store *s);
 // harvest.c
 void checkpoint_again(struct store_worker *w);  // Writes the one for which there was no room.
+// The group is in the harvest in progress, and from `from` on it is not as it was planned any more.
+void harvest_cut(struct store_worker *w, uint64_t group, uint64_t from);
 
 // store.c
 uint64_t store_next_segment(struct store *s);
@@ -325,6 +325,3 @@ MUST_USE enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span line
 MUST_USE enum rc checkpoint_read(struct disk *d, uint64_t seq,
                                  void (*each)(void *ctx, const struct checkpoint_line *l), void *ctx);
 void checkpoint_name(uint64_t seq, char *out, size_t size);
-
-// snapshot_transfer.c
-void receive_drop(struct store_worker *w, struct receive *r);

@@ -15,7 +15,6 @@ struct glog *glog_create(struct store_worker *w, uint64_t group)
     struct glog *g = slab_zalloc(sizeof(*g));
     g->worker = w;
     g->group = group;
-    g->harvest_cut = UINT64_MAX;
     g->segment_floor = atomic_load(&w->store->shared_next_segment);
     list_init(&g->active);
     g->large_until = store_large_until(w, group);  // The end of an earlier life may still be on its way.
@@ -101,9 +100,7 @@ void glog_free(struct glog *g)
     free_snapshot(g);
     map_remove(&g->worker->snapshot_wanted, g->group);
     map_remove(&g->worker->groups, g->group);
-    if (g->receive != NULL) {
-        receive_drop(g->worker, g->receive);
-    }
+    glog_snapshot_write_abort(g);
     slab_free(g, sizeof(*g));
 }
 
@@ -407,8 +404,8 @@ void glog_cut(struct glog *g, uint64_t from)
     }
     drop_runs(g, at);
     g->epoch = ++g->worker->epochs;
-    if (from < g->harvest_cut) {
-        g->harvest_cut = from;
+    if (g->is_harvested) {
+        harvest_cut(g->worker, g->group, from);
     }
 }
 

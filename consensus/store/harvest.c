@@ -18,7 +18,7 @@
 // (b) because plan and checkpoint go by the log in memory, which may be ahead of the disk by a truncation; a
 // crash must not bring back a tail whose middle is gone.
 //
-// Between plan and publication the log may be truncated (glog.harvest_cut), replaced by an installed snapshot
+// Between plan and publication the log may be truncated (harvest_group.cut), replaced by an installed snapshot
 // (the same, cut at 1), or deleted (not found; or found again without is_harvested).
 #include "consensus/store/core.h"
 #include <inttypes.h>
@@ -40,6 +40,7 @@ struct harvest_group {
     struct store_snapshot_source source;
     struct buf live;    // struct live_range; of the snapshot.
     uint64_t bytes_before;  // glog.bytes_since when it was frozen.
+    uint64_t cut;           // Lowest index truncated since this was planned. Owner thread: the worker's.
     // Results.
     enum rc damage;     // Not RC_OK: an entry in the file does not check. Nothing of the group is published.
     uint64_t position;  // Of the snapshot.
@@ -149,7 +150,7 @@ static void plan_snapshot(struct store_worker *w, struct glog *g, struct harvest
             return;
         }
         uint64_t last_size = g->snapshot == NULL ? 0 : g->snapshot->bytes;
-        if (glog_bytes_since_snapshot(g) <= last_size || g->receive != NULL) {
+        if (glog_bytes_since_snapshot(g) <= last_size || map_get(&w->receives, g->group) != NULL) {
             return;
         }
     }
@@ -248,7 +249,7 @@ static bool has_entries_in(const struct glog *g, uint64_t file_seq)
 static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g, bool is_asked)
 {
     assert(!g->is_harvested);
-    struct harvest_group hg = {.group = g->group, .is_asked = is_asked};
+    struct harvest_group hg = {.group = g->group, .is_asked = is_asked, .cut = UINT64_MAX};
     buf_init(&hg.live);
     bool is_in_file = has_entries_in(g, h->file_seq);
     plan_snapshot(w, g, &hg, is_asked);
@@ -262,7 +263,6 @@ static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g
     }
     g->is_harvested = true;
     g->is_snapshot_coming = hg.has_snapshot;
-    g->harvest_cut = UINT64_MAX;
     buf_bytes(&h->groups, &hg, sizeof(hg));
 }
 
@@ -270,6 +270,16 @@ static int compare_groups(const void *a, const void *b)
 {
     const struct harvest_group *x = a, *y = b;
     return (x->group > y->group) - (x->group < y->group);
+}
+
+void harvest_cut(struct store_worker *w, uint64_t group, uint64_t from)
+{
+    const struct harvest_group key = {.group = group};
+    struct harvest *h = w->harvest;
+    assert(h != NULL);
+    struct harvest_group *hg = bsearch(&key, h->groups.ptr, groups_count(h), sizeof(key), compare_groups);
+    assert(hg != NULL);
+    hg->cut = from < hg->cut ? from : hg->cut;
 }
 
 static void harvest_run(struct job *job);
@@ -481,18 +491,19 @@ static void harvest_run(struct job *job)
 
 // ---- publishing ---------------------------------------------------------------------------------
 
-static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t count, struct segment *s)
+// `cut`: lowest index that is not as it was planned any more.
+static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t count, uint64_t cut, struct segment *s)
 {
     for (uint32_t i = 0; i < count; i++) {
         const struct run_disk *d = &runs[i];
-        if (d->first >= g->harvest_cut) {
+        if (d->first >= cut) {
             return;
         }
         uint64_t last = d->first + d->span;
         bool is_dense = d->count == d->span + 1;
-        if (last >= g->harvest_cut) {
+        if (last >= cut) {
             assert(is_dense);
-            last = g->harvest_cut - 1;
+            last = cut - 1;
         }
         struct run r = {
             .segment = s, .first = d->first, .term = d->term, .span = (uint32_t)(last - d->first)};
@@ -509,7 +520,6 @@ static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t c
 // The file goes; what was in it of this group is lost, and with it the replica's memory.
 static void publish_damage(struct glog *g, const struct harvest *h, const struct harvest_group *hg)
 {
-    g->harvest_cut = UINT64_MAX;
     while (has_entries_in(g, h->file_seq)) {
         glog_window_drop(g, g->window_first, g->window_first);
     }
@@ -530,10 +540,9 @@ static bool publish_group(struct store_worker *w, const struct harvest *h, struc
         return false;
     }
     const struct run_disk *runs = (const struct run_disk *)(const void *)h->writer.runs.ptr;
-    publish_runs(g, runs + hg->runs_at, hg->runs_count, s);
+    publish_runs(g, runs + hg->runs_at, hg->runs_count, hg->cut, s);
     bool is_current =
-        hg->has_snapshot && hg->source.index > glog_snapshot_index(g) && hg->source.index < g->harvest_cut;
-    g->harvest_cut = UINT64_MAX;
+        hg->has_snapshot && hg->source.index > glog_snapshot_index(g) && hg->source.index < hg->cut;
     if (is_current) {
         struct snapshot *snap =
             snapshot_create(hg->source.index, hg->source.term, &hg->source.config, buf_span(&hg->live));

@@ -58,6 +58,7 @@ static struct store *store_create(const struct store_config *config)
         list_init(&w->out[LANE_LARGE]);
         map_init_keyed(&w->groups);
         map_init_u64(&w->snapshot_wanted);
+        map_init_u64(&w->receives);
         list_init(&w->active);
         list_init(&w->submissions);
         list_init(&w->free_submissions);

@@ -262,7 +262,6 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
         finding_cut(f, end + 1);
         g->last = end;
     }
-    g->harvest_cut = UINT64_MAX;
 }
 
 // ---- reporting ----------------------------------------------------------------------------------
@@ -326,8 +325,9 @@ static void gather_configs(struct recovery *r, struct finding *f, const struct f
     }
     struct config found[4];  // Ascending.
     uint32_t n = 0;
-    if (g->snapshot != NULL && snapshot_config_bytes(g->snapshot).len > 0) {
-        snapshot_config(g->snapshot, &found[n++]);
+    if (g->snapshot != NULL) {
+        snapshot_config(g->snapshot, &found[0]);
+        n += found[0].count > 0;
     }
     for (int i = 1; i >= 0; i--) {
         if (best[i] == 0) {

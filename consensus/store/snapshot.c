@@ -11,24 +11,94 @@
 
 enum { HEADER_VERSION = 1 };
 
-static_assert(2 + LIMIT_MEMBERS * 13 <= UINT8_MAX, "an encoded configuration has a length of one byte in a snapshot");
+// ---- numbers of variable length -----------------------------------------------------------------
+
+enum { VARINT_BYTES_MAX = 10 };
+
+static void put_varint(struct buf *to, uint64_t v)
+{
+    for (; v >= 0x80; v >>= 7) {
+        buf_u8(to, (uint8_t)(v | 0x80));
+    }
+    buf_u8(to, (uint8_t)v);
+}
+
+static uint64_t read_varint(struct reader *r)
+{
+    uint64_t v = 0;
+    for (unsigned shift = 0; shift < 64; shift += 7) {
+        uint8_t b = reader_u8(r);
+        v |= (uint64_t)(b & 0x7f) << shift;
+        if (b < 0x80) {
+            return v;
+        }
+    }
+    r->is_bad = true;
+    return 0;
+}
+
+// ---- the configuration in a snapshot ------------------------------------------------------------
+
+// In memory only, one for every idle queue: u8 members, varint index, then for each member varint node * 2 + voter and
+// varint replica - the one before. Replica ids of a queue follow each other, so three members are 8 to 12 bytes,
+// where config_encode takes 41. No order is asked for: a difference below zero wraps round, and is long.
+
+static_assert(1 + VARINT_BYTES_MAX + LIMIT_MEMBERS * (5 + VARINT_BYTES_MAX) <= UINT8_MAX,
+              "a packed configuration has a length of one byte in a snapshot");
+
+static void config_pack(const struct config *c, struct buf *to)
+{
+    assert(c->count <= LIMIT_MEMBERS);
+    buf_u8(to, (uint8_t)c->count);
+    put_varint(to, c->index);
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < c->count; i++) {
+        const struct member *m = &c->members[i];
+        put_varint(to, (uint64_t)m->node_id << 1 | m->is_voter);
+        put_varint(to, m->replica_id - before);
+        before = m->replica_id;
+    }
+}
+
+static void config_unpack(struct span bytes, struct config *out)
+{
+    struct reader r = reader_of(bytes);
+    out->count = reader_u8(&r);
+    out->index = read_varint(&r);
+    assert(out->count <= LIMIT_MEMBERS);
+    uint64_t before = 0;
+    for (uint32_t i = 0; i < out->count; i++) {
+        const uint64_t node = read_varint(&r);
+        before += read_varint(&r);
+        out->members[i] = (struct member){
+            .replica_id = before, .node_id = (uint32_t)(node >> 1), .is_voter = (node & 1) != 0};
+    }
+    const enum rc rc = reader_end(&r);
+    assert(rc == RC_OK);
+}
+
+// ---- the value ----------------------------------------------------------------------------------
 
 static size_t snapshot_size(uint32_t live_count, size_t config_len)
 {
     return sizeof(struct snapshot) + live_count * sizeof(struct live_range) + 1 + config_len;
 }
 
+static struct span config_bytes(const struct snapshot *s)
+{
+    const uint8_t *tail = (const uint8_t *)&s->live[s->live_count];
+    return span_of(tail + 1, tail[0]);
+}
+
 struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct config *config, struct span live)
 {
     assert(index > 0);
     assert(live.len % sizeof(struct live_range) == 0);
-    struct buf encoded;
-    buf_init(&encoded);
-    if (config->count > 0) {
-        config_encode(config, &encoded);
-    }
-    assert(encoded.len <= UINT8_MAX);
-    struct snapshot *s = slab_zalloc(snapshot_size((uint32_t)(live.len / sizeof(struct live_range)), encoded.len));
+    struct buf packed;
+    buf_init(&packed);
+    config_pack(config, &packed);
+    assert(packed.len <= UINT8_MAX);
+    struct snapshot *s = slab_zalloc(snapshot_size((uint32_t)(live.len / sizeof(struct live_range)), packed.len));
     s->index = index;
     s->term = term;
     s->live_count = (uint32_t)(live.len / sizeof(struct live_range));
@@ -42,25 +112,16 @@ struct snapshot *snapshot_create(uint64_t index, uint64_t term, const struct con
         assert(s->live[i].last <= index);
         before = s->live[i].last;
     }
-    s->config_index = config->index;
     uint8_t *tail = (uint8_t *)&s->live[s->live_count];
-    tail[0] = (uint8_t)encoded.len;
-    if (encoded.len > 0) {
-        memcpy(tail + 1, encoded.ptr, encoded.len);
-    }
-    buf_deinit(&encoded);
+    tail[0] = (uint8_t)packed.len;
+    memcpy(tail + 1, packed.ptr, packed.len);
+    buf_deinit(&packed);
     return s;
 }
 
 void snapshot_free(struct snapshot *s)
 {
-    slab_free(s, snapshot_size(s->live_count, snapshot_config_bytes(s).len));
-}
-
-struct span snapshot_config_bytes(const struct snapshot *s)
-{
-    const uint8_t *tail = (const uint8_t *)&s->live[s->live_count];
-    return span_of(tail + 1, tail[0]);
+    slab_free(s, snapshot_size(s->live_count, config_bytes(s).len));
 }
 
 void snapshot_place(struct snapshot *s, struct segment *segment, uint64_t position, uint64_t bytes, uint32_t chunks)
@@ -76,13 +137,7 @@ void snapshot_place(struct snapshot *s, struct segment *segment, uint64_t positi
 
 void snapshot_config(const struct snapshot *s, struct config *out)
 {
-    const struct span encoded = snapshot_config_bytes(s);
-    out->count = 0;
-    if (encoded.len > 0) {
-        enum rc rc = config_decode(encoded, out);
-        assert(rc == RC_OK);
-    }
-    out->index = s->config_index;
+    config_unpack(config_bytes(s), out);
 }
 
 uint32_t snapshot_live_find(const struct snapshot *s, uint64_t index)
@@ -117,28 +172,6 @@ uint64_t snapshot_live_between(const struct snapshot *s, uint64_t first, uint64_
 }
 
 // ---- the header ---------------------------------------------------------------------------------
-
-static void put_varint(struct buf *to, uint64_t v)
-{
-    for (; v >= 0x80; v >>= 7) {
-        buf_u8(to, (uint8_t)(v | 0x80));
-    }
-    buf_u8(to, (uint8_t)v);
-}
-
-static uint64_t read_varint(struct reader *r)
-{
-    uint64_t v = 0;
-    for (unsigned shift = 0; shift < 64; shift += 7) {
-        uint8_t b = reader_u8(r);
-        v |= (uint64_t)(b & 0x7f) << shift;
-        if (b < 0x80) {
-            return v;
-        }
-    }
-    r->is_bad = true;
-    return 0;
-}
 
 void snapshot_header_encode(const struct snapshot_header *h, struct buf *to)
 {

@@ -255,7 +255,7 @@ static void drop_done(struct job *job)
     plan_end(r->worker, &r->plan);
 }
 
-void receive_drop(struct store_worker *w, struct receive *r)
+static void receive_drop(struct store_worker *w, struct receive *r)
 {
     assert(!r->is_dropped);
     r->is_dropped = true;
@@ -416,16 +416,15 @@ static void write_done(struct job *job)
     struct store_worker *w = p->worker;
     struct receive *r = p->receive;
     struct glog *g = map_get(&w->groups, p->group);
-    if (r != NULL && (r->is_dropped || g == NULL || g->receive != r)) {
+    if (r != NULL && (r->is_dropped || g == NULL || map_get(&w->receives, p->group) != r)) {
         if (req->rc == RC_OK && req->is_last) {
             discard_sealed(w, r);
         }
         req->rc = RC_BUSY;  // Broken off, or another transfer took its place.
     } else if (r != NULL && req->rc != RC_OK) {
-        g->receive = NULL;
-        receive_drop(w, r);
+        glog_snapshot_write_abort(g);
     } else if (r != NULL && req->is_last) {
-        g->receive = NULL;
+        map_remove(&w->receives, p->group);
         if (r->index > glog_snapshot_index(g)) {
             install(g, r);
         } else {
@@ -446,16 +445,19 @@ void glog_snapshot_write_start(struct glog *g, struct glog_snapshot_write *w)
     p->worker = g->worker;
     p->group = g->group;
     plan_begin(g->worker, &p->plan, piece_free);
-    if (g->receive != NULL && (g->receive->index != w->info.index || g->receive->term != w->info.term)) {
+    struct receive *r = map_get(&g->worker->receives, g->group);
+    if (r != NULL && (r->index != w->info.index || r->term != w->info.term)) {
         glog_snapshot_write_abort(g);  // Another transfer has begun.
+        r = NULL;
     }
     if (w->info.index <= glog_snapshot_index(g)) {
         p->early = RC_STALE;
     } else {
-        if (g->receive == NULL) {
-            g->receive = receive_create(g, &w->info);
+        if (r == NULL) {
+            r = receive_create(g, &w->info);
+            map_put(&g->worker->receives, g->group, r);
         }
-        p->receive = g->receive;
+        p->receive = r;
     }
     w->plan = p;
     w->rc = RC_PENDING;
@@ -466,9 +468,8 @@ void glog_snapshot_write_start(struct glog *g, struct glog_snapshot_write *w)
 
 void glog_snapshot_write_abort(struct glog *g)
 {
-    if (g->receive != NULL) {
-        struct receive *r = g->receive;
-        g->receive = NULL;
+    struct receive *r = map_remove(&g->worker->receives, g->group);
+    if (r != NULL) {
         receive_drop(g->worker, r);
     }
 }

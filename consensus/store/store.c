@@ -468,6 +468,7 @@ static void worker_close(struct store_worker *w)
     }
     map_deinit(&w->groups);
     map_deinit(&w->snapshot_wanted);
+    map_deinit(&w->receives);
     arena_deinit(&w->arena);
     cold_deinit(&w->cold);
 }

@@ -325,6 +325,40 @@ START_TEST(a_damaged_piece_is_refused_and_leaves_the_log_as_it_was)
 }
 END_TEST
 
+START_TEST(what_a_group_is_receiving_ends_with_it_and_the_next_of_its_id_receives_anew)
+{
+    append_many(&fx, 1, 1, 300, 10);
+    request_snapshot(1, 10);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    struct glog_snapshot_info info;
+    ck_assert_int_eq(glog_snapshot_info(log_of(&fx, 1), &info), RC_OK);
+    // A piece that is good by itself is on its way to the disk when the group is deleted and made again.
+    bool is_done = false;
+    struct glog_snapshot_write w = {.info = info, .done = on_snapshot_write, .owner = &is_done};
+    buf_init(&w.bytes);
+    record_put(&w.bytes, 1, 10, info.term, RECORD_SNAPSHOT, RECORD_FLAG_HEADER, 0, span_str("half a header"));
+    glog_snapshot_write_start(log_of(to, 1), &w);
+    ck_assert_uint_eq(map_count(&to->workers[0]->receives), 1);
+    glog_delete(log_of(to, 1));
+    to->logs[1] = NULL;
+    ck_assert_uint_eq(map_count(&to->workers[0]->receives), 0);
+    ck_assert_uint_eq(glog_first(log_of(to, 1)), 1);
+    while (step_job(to, 0)) {
+    }
+    ck_assert(is_done);
+    ck_assert_int_eq(w.rc, RC_BUSY);
+    ck_assert_int_eq(transfer(to, 1 << 20), RC_OK);
+    ck_assert_uint_eq(map_count(&to->workers[0]->receives), 0);
+    model_install(to, 1);
+    check_group(to, 1);
+    settle(to);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("store, installed snapshots");
@@ -339,6 +373,7 @@ int main(void)
     tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
     tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
+    tcase_add_test(t, what_a_group_is_receiving_ends_with_it_and_the_next_of_its_id_receives_anew);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

@@ -423,7 +423,7 @@ END_TEST
 START_TEST(an_empty_group_is_one_small_struct)
 {
     struct glog *g = log_of(&fx, 3);
-    ck_assert_uint_le(sizeof(*g), 200);
+    ck_assert_uint_le(sizeof(*g), 144);
     ck_assert_ptr_null(g->refs);
     ck_assert_ptr_null(g->runs);
     ck_assert_ptr_null(g->snapshot);
@@ -432,6 +432,48 @@ START_TEST(an_empty_group_is_one_small_struct)
     truncate_from(&fx, 3, 1);
     ck_assert_ptr_null(g->refs);
     settle(&fx);
+}
+END_TEST
+
+// The configuration of a snapshot is packed; it comes back as it was.
+static void check_config_kept(const struct config *c, uint32_t ranges)
+{
+    struct live_range live[3] = {{1, 1}, {3, 4}, {9, 9}};
+    struct snapshot *s = snapshot_create(9, 2, c, span_of(live, ranges * sizeof(live[0])));
+    struct config out;
+    memset(&out, 0xa5, sizeof(out));
+    snapshot_config(s, &out);
+    ck_assert_uint_eq(out.count, c->count);
+    ck_assert_uint_eq(out.index, c->index);
+    for (uint32_t i = 0; i < c->count; i++) {
+        ck_assert_uint_eq(out.members[i].replica_id, c->members[i].replica_id);
+        ck_assert_uint_eq(out.members[i].node_id, c->members[i].node_id);
+        ck_assert_int_eq(out.members[i].is_voter, c->members[i].is_voter);
+    }
+    ck_assert_uint_eq(s->live_count, ranges);
+    ck_assert_int_eq(snapshot_is_live(s, 4), ranges > 1);
+    snapshot_free(s);
+}
+
+START_TEST(the_configuration_in_a_snapshot_comes_back_whatever_its_ids)
+{
+    check_config_kept(&(struct config){.count = 0, .index = 0}, 0);
+    check_config_kept(&(struct config){.count = 0, .index = 7}, 3);
+    check_config_kept(
+        &(struct config){.count = 3, .members = {{400001, 1, true}, {400002, 2, true}, {400003, 3, true}}}, 0);
+    // Learners, descending and far apart, on the borders of 7, 32 and 64 bits.
+    check_config_kept(&(struct config){.index = 128,
+                                       .count = 4,
+                                       .members = {{UINT64_MAX, 0, false},
+                                                   {1, UINT32_MAX, true},
+                                                   {127, 63, false},
+                                                   {128, 64, true}}},
+                      2);
+    struct config most = {.index = UINT64_MAX, .count = LIMIT_MEMBERS};
+    for (uint32_t i = 0; i < LIMIT_MEMBERS; i++) {
+        most.members[i] = (struct member){UINT64_MAX - i, UINT32_MAX - i, i % 3 == 0};
+    }
+    check_config_kept(&most, 1);
 }
 END_TEST
 
@@ -563,6 +605,7 @@ int main(void)
     tcase_add_test(t, a_large_body_with_room_around_it_becomes_the_record_in_place);
     tcase_add_test(t, a_large_body_without_room_for_the_record_is_copied);
     tcase_add_test(t, an_empty_group_is_one_small_struct);
+    tcase_add_test(t, the_configuration_in_a_snapshot_comes_back_whatever_its_ids);
     tcase_add_test(t, a_recovered_log_is_read_from_the_wal_and_costs_no_memory_for_bodies);
     tcase_add_test(t, the_newest_configuration_and_the_one_before_are_recovered);
     tcase_add_test(t, a_deleted_group_is_not_reported_and_may_come_back_empty);
