@@ -66,22 +66,27 @@ struct receive;  // snapshot_transfer.c
 struct compaction;  // compact.h
 struct checkpoint_job;  // harvest.c
 
-// Owner thread: the worker's. The window holds references to what is not yet in segments: a ring over
-// window_first .. window_first + window_count - 1, whose end is `last` unless it is empty. Indexes at or
-// below the snapshot that are not live are REF_NONE in it.
+// References to what of a log is not yet in segments: a ring over window_first .. window_first + window_count - 1, whose
+// end is `last`. Indexes at or below the snapshot that are not live are REF_NONE in it.
+struct window {
+    struct list active;  // In worker->active.
+    struct glog *log;
+    uint32_t head;  // Place of window_first.
+    uint32_t cap;   // Power of two.
+    uint64_t refs[];
+};
+
+// Owner thread: the worker's.
 struct glog {
     uint64_t group;  // First: the key in worker->groups.
     struct store_worker *worker;
-    struct list active;  // In worker->active while the window is not empty.
     struct hard_state hard_state;
     uint64_t replica_id;        // Whose log it is; 0: not known.
     struct snapshot *snapshot;  // NULL without one.
     uint64_t last;              // Last index; the snapshot's if the log is empty behind it.
     uint64_t window_first;
-    uint64_t *refs;  // NULL while the window is empty.
+    struct window *window;  // NULL while it is empty.
     uint32_t window_count;
-    uint32_t refs_head;
-    uint32_t refs_cap;  // Power of two or 0.
     uint32_t runs_count;
     uint32_t epoch;              // New at every cut; what was planned before one is looked at again.
     uint8_t hold;                // Retirements for which the snapshot stays because it is being sent.
@@ -95,7 +100,7 @@ struct glog {
     uint64_t large_until;        // Last turn in which something of it went by the large lane and has not come
                                  // back; 0: none.
 };
-static_assert(sizeof(struct glog) <= 144, "an idle group's log costs at most 144 bytes");
+static_assert(sizeof(struct glog) <= 120, "an idle group's log costs at most 120 bytes");
 
 static inline uint64_t glog_snapshot_index(const struct glog *g)
 {
@@ -105,7 +110,8 @@ static inline uint64_t glog_window_ref(const struct glog *g, uint64_t index)
 {
     assert(index >= g->window_first);
     assert(index - g->window_first < g->window_count);
-    return g->refs[(g->refs_head + (uint32_t)(index - g->window_first)) & (g->refs_cap - 1)];
+    const struct window *w = g->window;
+    return w->refs[(w->head + (uint32_t)(index - g->window_first)) & (w->cap - 1)];
 }
 // An arena_keep_fn over a store_worker: the group's machine has not been given this record yet.
 bool store_worker_keeps(void *ctx, const uint8_t *record);
@@ -198,7 +204,7 @@ struct store_worker {
     struct map groups;        // struct glog by its group.
     uint32_t groups_in_segments;  // Those with runs.
     uint32_t epochs;          // Last one given to a glog.
-    struct list active;       // struct glog.active
+    struct list active;       // struct window.active
     struct list submissions;  // All of them.
     struct list free_submissions;
     struct list plans;

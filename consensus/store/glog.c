@@ -16,7 +16,6 @@ struct glog *glog_create(struct store_worker *w, uint64_t group)
     g->worker = w;
     g->group = group;
     g->segment_floor = atomic_load(&w->store->shared_next_segment);
-    list_init(&g->active);
     g->large_until = store_large_until(w, group);  // The end of an earlier life may still be on its way.
     g->epoch = ++w->epochs;
     map_put(&w->groups, group, g);
@@ -203,63 +202,60 @@ void store_read_failed(struct store_worker *w, uint64_t group, enum rc rc, const
 
 static uint64_t *slot(struct glog *g, uint64_t index)
 {
-    return &g->refs[(g->refs_head + (uint32_t)(index - g->window_first)) & (g->refs_cap - 1)];
+    struct window *w = g->window;
+    return &w->refs[(w->head + (uint32_t)(index - g->window_first)) & (w->cap - 1)];
 }
 
-static void refs_free(struct glog *g)
+static void window_free(struct window *w)
 {
-    slab_free(g->refs, (size_t)g->refs_cap * sizeof(*g->refs));
+    list_remove(&w->active);
+    slab_free(w, sizeof(*w) + w->cap * sizeof(w->refs[0]));
 }
 
-static void window_grow(struct glog *g)
+// The new one takes the old one's place in the worker's list.
+static void window_resize(struct glog *g, uint32_t cap)
 {
-    uint32_t cap = g->refs_cap == 0 ? 2 : g->refs_cap * 2;  // An idle queue has two or three.
-    uint64_t *refs = slab_zalloc((size_t)cap * sizeof(*refs));
+    assert(g->window_count <= cap);
+    struct window *old = g->window, *w = slab_zalloc(sizeof(*w) + cap * sizeof(w->refs[0]));
+    w->log = g;
+    w->cap = cap;
     for (uint32_t i = 0; i < g->window_count; i++) {
-        refs[i] = g->refs[(g->refs_head + i) & (g->refs_cap - 1)];
+        w->refs[i] = old->refs[(old->head + i) & (old->cap - 1)];
     }
-    refs_free(g);
-    g->refs = refs;
-    g->refs_cap = cap;
-    g->refs_head = 0;
+    list_add_tail(old == NULL ? &g->worker->active : &old->active, &w->active);
+    if (old != NULL) {
+        window_free(old);
+    }
+    g->window = w;
 }
 
 // Gives memory back once only an eighth of it is used: a backlog that went to segments costs nothing here.
 static void window_shrink(struct glog *g)
 {
     if (g->window_count == 0) {
-        refs_free(g);
-        g->refs = NULL;
-        g->refs_cap = g->refs_head = 0;
-        list_remove(&g->active);
+        window_free(g->window);
+        g->window = NULL;
         return;
     }
-    if (g->refs_cap <= 64 || g->window_count > g->refs_cap / 8) {
+    uint32_t cap = g->window->cap;
+    if (cap <= 64 || g->window_count > cap / 8) {
         return;
     }
-    uint32_t cap = g->refs_cap;
     while (cap > 64 && g->window_count <= cap / 4) {
         cap /= 2;
     }
-    uint64_t *refs = slab_zalloc((size_t)cap * sizeof(*refs));
-    for (uint32_t i = 0; i < g->window_count; i++) {
-        refs[i] = g->refs[(g->refs_head + i) & (g->refs_cap - 1)];
-    }
-    refs_free(g);
-    g->refs = refs;
-    g->refs_cap = cap;
-    g->refs_head = 0;
+    window_resize(g, cap);
 }
 
 void glog_window_push(struct glog *g, uint64_t ref)
 {
-    if (g->window_count == g->refs_cap) {
-        window_grow(g);
+    if (g->window == NULL) {
+        window_resize(g, 2);  // An idle queue has two or three.
+    } else if (g->window_count == g->window->cap) {
+        window_resize(g, g->window->cap * 2);
     }
-    if (g->window_count == 0) {
-        list_add_tail(&g->worker->active, &g->active);
-    }
-    g->refs[(g->refs_head + g->window_count) & (g->refs_cap - 1)] = ref;
+    struct window *w = g->window;
+    w->refs[(w->head + g->window_count) & (w->cap - 1)] = ref;
     g->window_count++;
     if (ref != REF_NONE) {
         arena_ref_add(&g->worker->arena, ref);
@@ -268,12 +264,13 @@ void glog_window_push(struct glog *g, uint64_t ref)
 
 void glog_window_trim(struct glog *g)
 {
-    while (g->window_count > 0 && g->refs[g->refs_head] == REF_NONE) {
-        g->refs_head = (g->refs_head + 1) & (g->refs_cap - 1);
+    struct window *w = g->window;
+    while (g->window_count > 0 && w->refs[w->head] == REF_NONE) {
+        w->head = (w->head + 1) & (w->cap - 1);
         g->window_first++;
         g->window_count--;
     }
-    if (g->refs != NULL) {
+    if (w != NULL) {
         window_shrink(g);
     }
 }

@@ -242,7 +242,7 @@ static bool has_entries_in(const struct glog *g, uint64_t file_seq)
 {
     uint64_t position;
     const struct piece *p =
-        g->window_count == 0 ? NULL : arena_piece(&g->worker->arena, g->refs[g->refs_head], &position);
+        g->window_count == 0 ? NULL : arena_piece(&g->worker->arena, g->window->refs[g->window->head], &position);
     return p != NULL && p->file_seq <= file_seq;
 }
 
@@ -308,7 +308,7 @@ static void harvest_start(struct store_worker *w, uint64_t file_seq)
     if (file_seq != 0) {
         list_each(item, &w->active)
         {
-            g = list_entry(item, struct glog, active);
+            g = list_entry(item, struct window, active)->log;
             if (!g->is_harvested && has_entries_in(g, file_seq)) {
                 plan_group(w, h, g, false);
             }

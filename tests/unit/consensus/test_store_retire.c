@@ -13,7 +13,7 @@ START_TEST(a_full_file_is_retired_and_what_is_live_is_read_from_the_segment)
     struct glog *g = log_of(&fx, 1);
     ck_assert_uint_eq(g->runs_count, 1);
     ck_assert_uint_eq(g->window_count, 0);
-    ck_assert_ptr_null(g->refs);  // Nothing in memory once retired.
+    ck_assert_ptr_null(g->window);  // Nothing in memory once retired.
     check_all(&fx);
     crash_and_check(&fx, NULL);
     roll_file(&fx);
