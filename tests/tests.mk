@@ -61,8 +61,8 @@ fuzz: deps
 	@if command -v clang >/dev/null && echo 'int LLVMFuzzerTestOneInput(const char *d, long n) { return 0; }' | clang -x c -fsanitize=fuzzer -o /dev/null - 2>/dev/null; then \
 	  $(MAKE) --no-print-directory -j$$(nproc) B=build/fuzz CC=clang SAN=address,undefined OPT="-O1 -g" CFLAGS="-fsanitize=fuzzer-no-link -Wno-error" \
 	    FUZZ_FLAGS="-fsanitize=fuzzer -DFUZZ_ENGINE" fuzz-programs && \
-	  for f in $(FUZZERS); do echo "$$f"; build/fuzz/tests/fuzz/$$f -max_total_time=$(FUZZ_S) -timeout=10 -max_len=4096 -print_final_stats=1 2>&1 | grep -E 'ERROR|SUMMARY|number_of_executed|Assert' ; \
-	    [ "$${PIPESTATUS:-0}" = 0 ] || exit 1; done; \
+	  for f in $(FUZZERS); do echo "$$f"; build/fuzz/tests/fuzz/$$f -max_total_time=$(FUZZ_S) -timeout=10 -max_len=4096 -print_final_stats=1 >build/fuzz/$$f.log 2>&1; rc=$$?; \
+	    grep -E 'ERROR|SUMMARY|number_of_executed|Assert|runtime error' build/fuzz/$$f.log; [ $$rc = 0 ] || exit 1; done; \
 	else \
 	  $(MAKE) --no-print-directory -j$$(nproc) B=build/fuzz SAN=address,undefined OPT="-O1 -g" fuzz-programs && \
 	  for f in $(FUZZERS); do echo "$$f"; build/fuzz/tests/fuzz/$$f $$(($(FUZZ_S) * 2000)) || exit 1; done; \

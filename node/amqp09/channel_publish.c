@@ -40,7 +40,8 @@ struct message {
 // What of the body was gathered.
 static struct span body_span(const struct channel *ch)
 {
-    return span_of(ch->body.ptr + ch->body_room, ch->body.len - ch->body_room);
+    const size_t len = ch->body.len - ch->body_room;
+    return len > 0 ? span_of(ch->body.ptr + ch->body_room, len) : span_of(NULL, 0);
 }
 
 static void body_release(struct channel *ch)

@@ -16,7 +16,9 @@ struct reader {
 
 static inline struct reader reader_of(struct span s)
 {
-    return (struct reader){.ptr = s.ptr, .len = s.len, .pos = 0, .is_bad = false};
+    // Nothing lies somewhere too: C knows no offset from NULL, not even zero.
+    const uint8_t *ptr = s.ptr ? s.ptr : (const uint8_t *)"";
+    return (struct reader){.ptr = ptr, .len = s.len, .pos = 0, .is_bad = false};
 }
 
 static inline size_t reader_left(const struct reader *r)

@@ -204,7 +204,9 @@ static void run(struct amqp09 *s, struct connection *c, const bool *is_closed, u
         }
         uint8_t *exact = malloc(in.len + 1);
         size_t half = in.len * (cut % 5) / 4;
-        memcpy(exact, in.ptr, in.len);
+        if (in.len > 0) {
+            memcpy(exact, in.ptr, in.len);
+        }
         connection_input(c, span_of(exact, half));
         if (!*is_closed) {
             connection_input(c, span_of(exact + half, in.len - half));
