@@ -66,8 +66,8 @@ struct receive;  // snapshot_transfer.c
 struct compaction;  // compact.h
 struct checkpoint_job;  // harvest.c
 
-// References to what of a log is not yet in segments: a ring over window_first .. window_first + window_count - 1, whose
-// end is `last`. Indexes at or below the snapshot that are not live are REF_NONE in it.
+// References to what of a log is not yet in segments: a ring over window_first .. window_first +
+// window_count - 1, whose end is `last`. Indexes at or below the snapshot that are not live are REF_NONE in it.
 struct window {
     struct list active;  // In worker->active.
     struct glog *log;
