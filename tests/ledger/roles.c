@@ -95,8 +95,13 @@ static void settle(struct client *c, uint64_t tag, bool is_multiple)
 
 static void settle_all(struct client *c)
 {
-    if (c->unacked_count > 0) {
-        settle(c, c->tag, true);  // Not tag 0: that is also what is still on its way here.
+    // Not tag 0, and not the newest tag: those are also of what is still on its way here, or whose body is.
+    uint64_t last = 0;
+    for (int i = 0; i < c->unacked_count; i++) {
+        last = c->unacked[i] > last ? c->unacked[i] : last;
+    }
+    if (last > 0) {
+        settle(c, last, true);
         c->unacked_count = 0;
     }
 }
