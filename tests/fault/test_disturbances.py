@@ -189,7 +189,11 @@ def publish_refused(c):
 
 with Cluster() as c:
     tap.run(f"CL-20: {MASS} consumers that vanish at once cause no election, and all that they held is back", mass_disconnect, c)
-    tap.run("CL-23: a wall clock that jumps and creeps on the node that leads and follows disturbs nobody", clock_jumps, c)
+    text = "CL-23: a wall clock that jumps and creeps on the node that leads and follows disturbs nobody"
+    if "WARREN_SANITIZED" in os.environ:
+        tap.skip(text, "a preloaded library and a sanitizer's do not mix")
+    else:
+        tap.run(text, clock_jumps, c)
 with Cluster(nodes=2) as c:
     tap.run("CL-26: two nodes: either is needed, the health check says so, and nothing is confirmed by one", two_nodes, c)
 tap.end()

@@ -172,11 +172,12 @@ def killed_in_the_middle(c):
     wrong = []
     load = Load(c, "many-1", "n1", "n5", rate=300)
     result = []
-    t = threading.Thread(target=lambda: result.append(c.ctl("n1", "-q", "grow", *at("n2"), "all", "--queue-pattern", "^many-", "--formatter", "json")))
+    t = threading.Thread(target=lambda: result.append(c.ctl("n1", "-q", "grow", *at("n2"), "all", "--queue-pattern", "^many-", "--formatter", "json", check=False)))
     t.start()
     c.do("kill", "n2")
     t.join()
-    said = json.loads(result[0].stdout)
+    # Where the verb was late the node was gone already, and it says so.
+    said = [] if result[0].returncode == 64 and "is not running" in result[0].stdout + result[0].stderr else json.loads(result[0].stdout)
     done = {r["name"] for r in said if r["result"] == "ok"}
     print(f"# {len(done)} of {QUEUES} were told ok before or after the kill", flush=True)
     # What was told ok stays; what was told an error is taken back, or finished, once the node is there again.
