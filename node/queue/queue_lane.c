@@ -41,6 +41,7 @@ struct run {
 struct arriving {
     uint32_t node, worker;  // Whose; streams count per worker of the sender.
     uint64_t stream, offset;
+    uint64_t offset_seen;   // When somebody last asked whether it moves.
     struct buf bytes;       // Items.
     uint32_t sum;           // CRC32C of bytes, if sum_len is their length (else it is not known),
     size_t sum_len;         // taken as they came.
@@ -489,6 +490,25 @@ bool queue_lanes_have_work(const struct queue_lanes *l)
 static uint64_t arriving_key(uint32_t node, uint32_t worker, uint64_t stream)
 {
     return hash_u64(((uint64_t)node << 8 | worker) << 36 ^ stream);
+}
+
+bool queue_lanes_receives(struct queue_lanes *l, uint64_t group, struct queue_session_id session)
+{
+    bool moves = false;
+    uint32_t pos = 0;
+    struct arriving *a;
+    while ((a = map_next(&l->arriving, &pos, NULL, NULL)) != NULL) {
+        struct queue_item_wire w;
+        if (a->bytes.len < sizeof(w)) {
+            continue;
+        }
+        memcpy(&w, a->bytes.ptr, sizeof(w));
+        if (w.type > QUEUE_ITEM_UP_LAST && w.group == group && w.counter == session.counter && w.node == session.node) {
+            moves = moves || a->offset != a->offset_seen;
+            a->offset_seen = a->offset;
+        }
+    }
+    return moves;
 }
 
 // Whole items at the front of `bytes` are received; returns how much they take.

@@ -74,6 +74,9 @@ void queue_lanes_recycle(struct queue_lanes *l);
 bool queue_lanes_have_work(const struct queue_lanes *l);  // Something waits that no upcall will announce.
 // A session frame from another node: calls receive() with whole items.
 void queue_lanes_frame(struct queue_lanes *l, struct queue_service *q, uint32_t from_node, const struct frame *f);
+// More of something large for the session's client side has come since this was asked last: what is said behind it, such
+// as an answer, is still on its way.
+bool queue_lanes_receives(struct queue_lanes *l, uint64_t group, struct queue_session_id session);
 // Our connection to the node is a new one: what waited for the old one is dropped (its sessions attach again).
 void queue_lanes_reset(struct queue_lanes *l, uint32_t node);
 void queue_lanes_node_gone(struct queue_lanes *l, uint32_t node);  // Parts it began will never be whole.

@@ -314,6 +314,33 @@ START_TEST(an_answer_for_an_earlier_connection_says_nothing_of_the_new_one)
 }
 END_TEST
 
+// A session that waits for an answer behind a large delivery would else give up, attach anew and get it all once more.
+START_TEST(a_large_delivery_that_still_comes_is_known_to_move_and_one_that_stands_still_is_not)
+{
+    struct queue_lane *l = lane();
+    struct block *b = block_create(LARGE);
+    memset(b->ptr, 1, LARGE);
+    size_t at = queue_lane_begin(l, QUEUE_ITEM_DELIVER, GROUP, bulky, 1);
+    queue_lane_end_shared(l, at, b, span_of(b->ptr, LARGE));
+    block_release(b);
+    struct queue_lanes *to = &sides[1].lanes;
+    ck_assert(!queue_lanes_receives(to, GROUP, bulky));
+    turn(0);
+    arrive(0);
+    ck_assert(!queue_lanes_receives(to, GROUP, brisk));
+    ck_assert(!queue_lanes_receives(to, GROUP + 1, bulky));
+    ck_assert(queue_lanes_receives(to, GROUP, bulky));
+    ck_assert(!queue_lanes_receives(to, GROUP, bulky));
+    turn(1);
+    arrive(1);
+    turn(0);
+    arrive(0);
+    ck_assert(queue_lanes_receives(to, GROUP, bulky));
+    settle();
+    ck_assert(!queue_lanes_receives(to, GROUP, bulky));
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("queue_lane");
@@ -326,6 +353,7 @@ int main(void)
     tcase_add_test(t, an_answer_that_is_lost_with_its_connection_is_given_again);
     tcase_add_test(t, an_answer_without_a_connection_is_kept_until_there_is_one);
     tcase_add_test(t, an_answer_for_an_earlier_connection_says_nothing_of_the_new_one);
+    tcase_add_test(t, a_large_delivery_that_still_comes_is_known_to_move_and_one_that_stands_still_is_not);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
