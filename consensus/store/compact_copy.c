@@ -124,7 +124,7 @@ void compaction_copy_slice(struct job *job)
     if (c->rc != RC_OK && c->rc != RC_MORE) {
         if (c->rc != RC_NO_SPACE) {
             log_critical("store: writing segment %" PRIu64 " failed: %s", c->segment_seq, rc_text(c->rc));
-            d->failed = true;
+            disk_fail(d);
         }
         segment_writer_deinit(&c->writer);
         c->has_writer = false;

@@ -179,7 +179,7 @@ static void put_hard_state(struct glog *g, uint16_t flags)
 void glog_damaged(struct glog *g, enum rc rc, const char *what)
 {
     struct store_worker *w = g->worker;
-    if (w->store->config.disk->failed || w->store->is_closing || g->is_amnesiac) {
+    if (disk_has_failed(w->store->config.disk) || w->store->is_closing || g->is_amnesiac) {
         return;  // A disk that has failed as a whole reads nothing: that says nothing of the group.
     }
     log_error("store: group %llu has lost its memory: %s: %s", (unsigned long long)g->group, what, rc_text(rc));

@@ -460,7 +460,7 @@ static enum rc write_slice(struct harvest *h)
     if (rc == RC_MORE) {
         TRY(segment_sync(w));
     }
-    if (rc == RC_OK && h->worker->store->config.disk->failed) {
+    if (rc == RC_OK && disk_has_failed(h->worker->store->config.disk)) {
         return RC_IO;  // What could not be read then is no damage.
     }
     // Nothing at all was written if all of it is damaged.
@@ -480,7 +480,7 @@ static void harvest_run(struct job *job)
     if (h->rc != RC_OK && h->rc != RC_MORE) {
         if (h->rc != RC_NO_SPACE) {
             log_critical("store: retiring WAL file %" PRIu64 " failed: %s", h->file_seq, rc_text(h->rc));
-            d->failed = true;
+            disk_fail(d);
         }
         segment_writer_deinit(&h->writer);
         h->has_writer = false;

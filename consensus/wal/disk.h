@@ -44,8 +44,20 @@ struct disk {
     void (*mark_failed)(struct disk *d, const char *reason);
     // Whole small file, atomically: temporary name, sync, rename, directory sync. (Helper over the above:
     // disk_replace.)
-    bool failed;  // A write or sync failed: nothing may be written any more, nothing be acknowledged.
+    // A write or sync failed: nothing may be written any more, nothing be acknowledged. Several threads share it:
+    // disk_has_failed, disk_fail.
+    bool failed;
 };
+
+static inline bool disk_has_failed(const struct disk *d)
+{
+    return __atomic_load_n(&d->failed, __ATOMIC_ACQUIRE);
+}
+
+static inline void disk_fail(struct disk *d)
+{
+    __atomic_store_n(&d->failed, true, __ATOMIC_RELEASE);
+}
 
 // Real disk on directory `root` (created if absent, locked against a second process: RC_BUSY).
 MUST_USE enum rc disk_posix_open(const char *root, struct disk **out);

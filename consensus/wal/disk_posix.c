@@ -304,7 +304,7 @@ static enum rc posix_sync_dir(struct disk *d, const char *path)
     enum rc result = RC_OK;
     if (rc != 0) {
         (void)fail(posix(d), "directory sync");
-        __atomic_store_n(&d->failed, true, __ATOMIC_RELEASE);
+        disk_fail(d);
         result = RC_IO;
     }
     close(fd);

@@ -88,12 +88,6 @@ void wal_submit(struct wal *w, struct wal_submission *s)
     w->pending_bytes += s->bytes;
 }
 
-// The disk is shared with other threads, which may have met its failure first.
-static bool disk_has_failed(const struct wal *w)
-{
-    return __atomic_load_n(&w->config.disk->failed, __ATOMIC_ACQUIRE);
-}
-
 void wal_submission_done(struct wal *w, struct list *item, enum rc rc)
 {
     struct wal_submission *s = list_entry(item, struct wal_submission, link);
@@ -264,7 +258,7 @@ bool wal_compose(struct wal *w)
 {
     assert(!w->batch.is_composed);
     assert(list_is_empty(&w->composed));
-    if (w->has_failed || disk_has_failed(w)) {
+    if (w->has_failed || disk_has_failed(w->config.disk)) {
         w->has_failed = true;
         fail_all(w, RC_IO);
         return false;
@@ -306,7 +300,7 @@ bool wal_compose(struct wal *w)
 
 bool wal_compose_mark(struct wal *w)
 {
-    if (!w->needs_mark || w->has_failed || disk_has_failed(w) || !list_is_empty(&w->waiting) || w->region.of != NULL ||
+    if (!w->needs_mark || w->has_failed || disk_has_failed(w->config.disk) || !list_is_empty(&w->waiting) || w->region.of != NULL ||
         !list_is_empty(&w->named)) {
         return false;
     }
@@ -366,7 +360,7 @@ void wal_complete(struct wal *w, enum rc rc)
     assert(b->is_composed);
     b->is_composed = false;
     if (rc != RC_OK) {
-        __atomic_store_n(&w->config.disk->failed, true, __ATOMIC_RELEASE);
+        disk_fail(w->config.disk);
         w->has_failed = true;
         fail_all(w, rc);
         return;

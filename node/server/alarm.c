@@ -113,7 +113,7 @@ static void look_for_room(void *arg)
 
 static uint64_t room_turn(struct node *n, uint64_t now)
 {
-    if (__atomic_load_n(&n->disk->failed, __ATOMIC_RELAXED)) {
+    if (disk_has_failed(n->disk)) {
         // Another thread met it: the log's notices and ends the process, also while nothing is written.
         wal_thread_make_room(n->wal);
     }
