@@ -5,12 +5,9 @@
 // It defines the functions of host.h that node/queue calls, so tests link node/queue without consensus. Nodes 1..3 are
 // members, node 4 only has clients. Everything is driven by world_round and is the same for the same seed.
 #pragma once
-#include "node/base/crc32c.h"
-#include "node/base/list.h"
 #include "node/queue/queue_parts.h"
 #include "proto/record.h"
-#include <check.h>
-#include <stdlib.h>
+#include "wire.h"
 
 enum { NODES = 4, MEMBERS = 3, GROUP = 77 };
 enum fault {
@@ -53,10 +50,6 @@ struct world_entry {
     struct span payload;  // Owned,
     struct block *block;  // or it lies in this.
 };
-struct world_frame {
-    struct list link;
-    struct buf bytes;
-};
 struct world_read {
     struct glog_read *read;
     struct group *g;
@@ -71,6 +64,7 @@ struct world {
     uint32_t leader;
     uint64_t term, noop;
     struct list wires[NODES + 1][NODES + 1];
+    uint32_t frame_rounds[NODES + 1][NODES + 1];  // A slow wire: one frame in so many rounds. 0: four in each.
     bool is_down[NODES + 1];
     struct world_read reads[64];
     uint32_t reads_count;
@@ -260,20 +254,7 @@ static enum rc wire_send(struct net *n, uint32_t node, enum net_lane lane, enum 
     if (h->w->lane_full_rounds > 0) {
         return RC_FULL;
     }
-    struct world_frame *f = mem_zalloc(sizeof(*f));
-    size_t len = 4;
-    uint32_t crc = 0;
-    for (int i = 0; i < raw_count; i++) {
-        len += raw[i].iov_len;
-        crc = crc32c(crc, raw[i].iov_base, raw[i].iov_len);
-    }
-    frame_encode_head(&f->bytes, type, FRAME_RAW_CRC, envelope, len);
-    for (int i = 0; i < raw_count; i++) {
-        buf_bytes(&f->bytes, raw[i].iov_base, raw[i].iov_len);
-    }
-    buf_u32(&f->bytes, crc);
-    ck_assert_uint_le(f->bytes.len, LIMIT_FRAME_BYTES);
-    list_add_tail(&h->w->wires[h->node][node], &f->link);
+    wire_put(&h->w->wires[h->node][node], type, envelope, raw, raw_count);
     return RC_OK;
 }
 static size_t wire_queued(struct net *n, uint32_t node, enum net_lane lane)
@@ -285,19 +266,13 @@ static bool wire_is_connected(struct net *n, uint32_t node, enum net_lane lane)
     struct host *h = container_of(n, struct host, net);
     return !h->w->is_down[node];
 }
-static void frame_drop(struct world_frame *f)
-{
-    list_remove(&f->link);
-    buf_deinit(&f->bytes);
-    free(f);
-}
-static void frame_arrive(struct world *w, uint32_t from, uint32_t to, struct world_frame *f)
+static void frame_arrive(struct world *w, uint32_t from, uint32_t to, struct wire_frame *f)
 {
     struct frame frame;
     size_t size;
     ck_assert_int_eq(frame_decode(buf_span(&f->bytes), &frame, &size), RC_OK);
     if (w->recorded && from == 4) {
-        struct world_frame *copy = mem_zalloc(sizeof(*copy));
+        struct wire_frame *copy = mem_zalloc(sizeof(*copy));
         buf_span_bytes(&copy->bytes, buf_span(&f->bytes));
         list_add_tail(w->recorded, &copy->link);
     }
@@ -307,9 +282,7 @@ static void frame_arrive(struct world *w, uint32_t from, uint32_t to, struct wor
 }
 static void world_reset_wire(struct world *w, uint32_t from, uint32_t to)
 {
-    while (!list_is_empty(&w->wires[from][to])) {
-        frame_drop(list_entry(w->wires[from][to].next, struct world_frame, link));
-    }
+    wire_clear(&w->wires[from][to]);
     list_each (l, &w->hosts[from].watchers) {
         struct host_watcher *watcher = list_entry(l, struct host_watcher, link);
         watcher->lane_reset(watcher->ctx, to, LANE_SESSION);
@@ -367,7 +340,7 @@ static void world_elect(struct world *w, uint32_t node, uint64_t keep, bool old_
     }
     world_role(w, node, true, w->term, node);
 }
-static void world_old_leaders_learn(struct world *w)
+static inline void world_old_leaders_learn(struct world *w)
 {
     for (uint32_t n = 1; n <= MEMBERS; n++) {
         if (w->hosts[n].group.is_leader && n != w->leader) {
@@ -416,8 +389,12 @@ static enum fault world_event(struct world *w)
 static void world_deliver(struct world *w, uint32_t from, uint32_t to)
 {
     struct list *wire = &w->wires[from][to];
-    for (int n = 0; n < 4 && !list_is_empty(wire); n++) {
-        struct world_frame *f = list_entry(wire->next, struct world_frame, link);
+    const uint32_t slow = w->frame_rounds[from][to];
+    if (slow > 0 && w->now / 1000000 % slow != 0) {
+        return;
+    }
+    for (int n = 0; n < (slow > 0 ? 1 : 4) && !list_is_empty(wire); n++) {
+        struct wire_frame *f = wire_first(wire);
         enum fault fault = world_event(w);
         if (fault == FAULT_LOSE) {
             world_reset_wire(w, from, to);
@@ -425,16 +402,16 @@ static void world_deliver(struct world *w, uint32_t from, uint32_t to)
         }
         if (fault == FAULT_SWAP && wire->next->next != wire) {
             list_remove(&f->link);
-            struct world_frame *second = list_entry(wire->next, struct world_frame, link);
+            struct wire_frame *second = wire_first(wire);
             frame_arrive(w, from, to, second);
-            frame_drop(second);
+            wire_frame_drop(second);
             list_add_head(wire, &f->link);
         }
         if (fault == FAULT_DOUBLE) {
             frame_arrive(w, from, to, f);
         }
         frame_arrive(w, from, to, f);
-        frame_drop(f);
+        wire_frame_drop(f);
         world_leader_fault(w, fault);
     }
 }
@@ -559,9 +536,7 @@ static void world_destroy(struct world *w)
     }
     for (uint32_t a = 0; a <= NODES; a++) {
         for (uint32_t b = 0; b <= NODES; b++) {
-            while (!list_is_empty(&w->wires[a][b])) {
-                frame_drop(list_entry(w->wires[a][b].next, struct world_frame, link));
-            }
+            wire_clear(&w->wires[a][b]);
         }
     }
     while (w->last > 0) {
@@ -570,7 +545,7 @@ static void world_destroy(struct world *w)
     free(w->log);
     free(w);
 }
-static struct queue_replica *world_replica(struct world *w, uint32_t node)
+static inline struct queue_replica *world_replica(struct world *w, uint32_t node)
 {
     return map_get(&w->hosts[node].q->replicas, GROUP);
 }
@@ -590,12 +565,8 @@ static inline void world_verdict(struct world *w, uint32_t about, enum node_verd
 static inline void world_kill(struct world *w, uint32_t node)
 {
     for (uint32_t n = 1; n <= NODES; n++) {
-        while (!list_is_empty(&w->wires[node][n])) {
-            frame_drop(list_entry(w->wires[node][n].next, struct world_frame, link));
-        }
-        while (!list_is_empty(&w->wires[n][node])) {
-            frame_drop(list_entry(w->wires[n][node].next, struct world_frame, link));
-        }
+        wire_clear(&w->wires[node][n]);
+        wire_clear(&w->wires[n][node]);
     }
     w->is_down[node] = true;
 }

@@ -2,8 +2,7 @@
 // links: node/base node/queue proto gen
 // Lanes between two nodes: what is large goes in parts and holds nobody up (queue_lane.h; law 4).
 #include "node/queue/queue_parts.h"
-#include <check.h>
-#include <stdlib.h>
+#include "wire.h"
 
 enum { GROUP = 77, LARGE = 16 << 20, AHEAD = 512 << 10, FRAME_PARTS_MAX = 128 << 10 };
 
@@ -12,17 +11,12 @@ static const struct queue_session_id brisk = {.incarnation = 7, .counter = 2, .n
 
 // ---- two nodes and a wire each way ---------------------------------------------------------------------------------
 
-struct sent {
-    struct list link;
-    struct buf bytes;
-};
-
 struct side {
     struct net net;
     struct queue_lanes lanes;
     struct list wire;     // Frames to the other side, oldest first.
     bool is_cut;
-    struct list items;    // Bodies received, as struct sent.
+    struct list items;    // Bodies received, as struct wire_frame.
 };
 
 static struct side sides[2];
@@ -37,27 +31,8 @@ static enum rc wire_send(struct net *n, uint32_t node, enum net_lane lane, enum 
     if (s->is_cut) {
         return RC_NOT_CONNECTED;
     }
-    struct sent *f = mem_zalloc(sizeof(*f));
-    size_t len = 4;
-    uint32_t crc = 0;
-    for (int i = 0; i < raw_count; i++) {
-        len += raw[i].iov_len;
-        crc = crc32c(crc, raw[i].iov_base, raw[i].iov_len);
-    }
-    frame_encode_head(&f->bytes, type, FRAME_RAW_CRC, envelope, len);
-    for (int i = 0; i < raw_count; i++) {
-        buf_bytes(&f->bytes, raw[i].iov_base, raw[i].iov_len);
-    }
-    buf_u32(&f->bytes, crc);
-    list_add_tail(&s->wire, &f->link);
+    wire_put(&s->wire, type, envelope, raw, raw_count);
     return RC_OK;
-}
-
-static void sent_free(struct sent *f)
-{
-    list_remove(&f->link);
-    buf_deinit(&f->bytes);
-    free(f);
 }
 
 static void receive(struct queue_service *q, struct span items)
@@ -66,7 +41,7 @@ static void receive(struct queue_service *q, struct span items)
     struct reader r = reader_of(items);
     struct queue_item item;
     while (queue_item_next(&r, &item) == RC_OK) {
-        struct sent *got = mem_zalloc(sizeof(*got));
+        struct wire_frame *got = mem_zalloc(sizeof(*got));
         buf_span_bytes(&got->bytes, item.body);
         list_add_tail(&s->items, &got->link);
     }
@@ -86,21 +61,12 @@ static void setup(void)
     }
 }
 
-static void wire_clear(struct side *s)
-{
-    while (!list_is_empty(&s->wire)) {
-        sent_free(list_entry(s->wire.next, struct sent, link));
-    }
-}
-
 static void teardown(void)
 {
     for (uint32_t i = 0; i < 2; i++) {
         queue_lanes_deinit(&sides[i].lanes);
-        wire_clear(&sides[i]);
-        while (!list_is_empty(&sides[i].items)) {
-            sent_free(list_entry(sides[i].items.next, struct sent, link));
-        }
+        wire_clear(&sides[i].wire);
+        wire_clear(&sides[i].items);
     }
     (void)block_sweep(SIZE_MAX);
 }
@@ -111,13 +77,13 @@ static size_t arrive(uint32_t from)
     struct side *s = &sides[from], *to = &sides[1 - from];
     size_t bytes = 0;
     while (!list_is_empty(&s->wire)) {
-        struct sent *f = list_entry(s->wire.next, struct sent, link);
+        struct wire_frame *f = wire_first(&s->wire);
         struct frame frame;
         size_t size;
         ck_assert_int_eq(frame_decode(buf_span(&f->bytes), &frame, &size), RC_OK);
         bytes += f->bytes.len;
         queue_lanes_frame(&to->lanes, (struct queue_service *)to, from + 1, &frame);
-        sent_free(f);
+        wire_frame_drop(f);
     }
     return bytes;
 }
@@ -132,7 +98,7 @@ static size_t wire_bytes(uint32_t side)
 {
     size_t bytes = 0;
     list_each (l, &sides[side].wire) {
-        bytes += list_entry(l, struct sent, link)->bytes.len;
+        bytes += list_entry(l, struct wire_frame, link)->bytes.len;
     }
     return bytes;
 }
@@ -171,30 +137,30 @@ static bool takes(size_t bytes, struct queue_session_id session)
 }
 
 // The oldest item that arrived at the second side.
-static struct sent *first_item(void)
+static struct wire_frame *first_item(void)
 {
     ck_assert(!list_is_empty(&sides[1].items));
-    return list_entry(sides[1].items.next, struct sent, link);
+    return wire_first(&sides[1].items);
 }
 
 static void check_small(const char *text)
 {
-    struct sent *got = first_item();
+    struct wire_frame *got = first_item();
     ck_assert_uint_eq(got->bytes.len, strlen(text));
     ck_assert_mem_eq(got->bytes.ptr, text, got->bytes.len);
-    sent_free(got);
+    wire_frame_drop(got);
 }
 
 static void check_large(void)
 {
-    struct sent *got = first_item();
+    struct wire_frame *got = first_item();
     ck_assert_uint_eq(got->bytes.len, LARGE);
     size_t wrong = 0;
     for (size_t i = 0; i < LARGE; i++) {
         wrong += got->bytes.ptr[i] != byte_at(i);
     }
     ck_assert_uint_eq(wrong, 0);
-    sent_free(got);
+    wire_frame_drop(got);
 }
 
 // Both sides take turns until nothing moves any more. Returns the most that was ahead.
@@ -271,7 +237,7 @@ START_TEST(an_answer_that_is_lost_with_its_connection_is_given_again)
     turn(0);
     arrive(0);
     turn(1);
-    wire_clear(&sides[1]);
+    wire_clear(&sides[1].wire);
     turn(0);
     ck_assert_uint_eq(wire_bytes(0), 0);
     queue_lanes_reset(&sides[1].lanes, 1);
@@ -300,7 +266,7 @@ START_TEST(an_answer_for_an_earlier_connection_says_nothing_of_the_new_one)
     turn(0);
     arrive(0);
     turn(1);  // Its answer is on the way when the first connection ends.
-    wire_clear(&sides[0]);
+    wire_clear(&sides[0].wire);
     queue_lanes_reset(&sides[0].lanes, 2);
     add_large(bulky);
     turn(0);

@@ -336,12 +336,12 @@ START_TEST(replaying_all_frames_of_a_node_after_its_sessions_ended_changes_nothi
     ck_assert_ptr_nonnull(r->leading);
     ck_assert(!list_is_empty(&recorded));
     list_each (l, &recorded) {
-        struct world_frame *f = list_entry(l, struct world_frame, link);
+        struct wire_frame *f = list_entry(l, struct wire_frame, link);
         frame_arrive(w, 4, 1, f);
         rounds(w, 3);
         ck_assert_ptr_null(queue_replica_state(r)->busy);
         ck_assert_uint_eq(queue_replica_state(r)->ready_count, 0);
-        frame_drop(f);
+        wire_frame_drop(f);
     }
     ck_assert_ptr_null(r->leading->serving);
     world_destroy(w);
