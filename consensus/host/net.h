@@ -13,6 +13,14 @@
 
 enum net_lane { LANE_CONTROL, LANE_LOG, LANE_SESSION, LANE_BULK, LANE_COUNT };
 
+// What a node's program can do, announced in its hello (feature_level); each level includes those below it. A node that
+// is to be asked for something newer than the first level is looked up here first.
+enum net_level {
+    NET_LEVEL_FIRST = 1,
+    NET_LEVEL_SESSION_TAKEN = 2,  // It answers parts of session frames with FRAME_SESSION_TAKEN.
+    NET_LEVEL_OWN = NET_LEVEL_SESSION_TAKEN,
+};
+
 struct net {
     // Sends one frame. The envelope is copied; the raw ranges are borrowed until net_flush returns, then copied if they
     // could not be written. If `raw_crc` the sum is computed and appended (session frames).
@@ -27,6 +35,9 @@ struct net {
     // Sends whole encoded frames, borrowed until flush returns, beyond the bound too (whoever gathered them kept it).
     // May be NULL: with one worker nobody asks for it. RC_NOT_CONNECTED.
     enum rc (*send_encoded)(struct net *n, uint32_t node, enum net_lane lane, struct span frames);
+    // The level of the node that greeted last under that id (enum net_level, or a later one); 0: none has. It is known
+    // before the reset of a lane is called. May be NULL: every node is of our own level.
+    uint32_t (*level)(struct net *n, uint32_t node);
 };
 
 enum node_verdict {

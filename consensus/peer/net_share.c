@@ -34,6 +34,7 @@ struct share_lane {
 
 struct share_node {
     uint32_t node;
+    _Atomic uint32_t shared_level;  // Of the node, as of its last reset. Worker 0 writes.
     struct share_lane lanes[LANE_COUNT];
 };
 
@@ -233,6 +234,13 @@ static bool port_is_connected(struct net *n, uint32_t node, enum net_lane lane)
     return lane_open(n, node, lane, &p) != NULL;
 }
 
+// Of a node that this worker was told of.
+static uint32_t port_level(struct net *n, uint32_t node)
+{
+    const struct port_node *p = map_get(&port_of(n)->nodes, node);
+    return p ? atomic_load_explicit(&p->shared->shared_level, memory_order_relaxed) : 0;
+}
+
 // ---- hearing (a worker other than 0) -----------------------------------------------------------------------------
 
 static struct port_node *port_node(struct port *port, struct share_node *shared)
@@ -353,6 +361,9 @@ static void on_reset(void *ctx, uint32_t node, enum net_lane lane)
     struct net_share *s = ctx;
     struct share_node *n = share_node(s, node);
     struct share_lane *l = &n->lanes[lane];
+    const struct net *real = s->config.net;
+    const uint32_t level = real->level ? real->level(s->config.net, node) : NET_LEVEL_OWN;
+    atomic_store_explicit(&n->shared_level, level, memory_order_relaxed);
     l->epoch++;
     atomic_store_explicit(&l->shared_open, l->epoch, memory_order_release);
     struct event e = {.kind = EVENT_RESET, .lane = (uint8_t)lane, .node = node, .number = l->epoch, .shared = n};
@@ -461,7 +472,8 @@ struct net_share *net_share_create(const struct net_share_config *config)
         p->net = (struct net){.send = port_send,
                               .flush = port_flush,
                               .queued = port_queued,
-                              .is_connected = port_is_connected};
+                              .is_connected = port_is_connected,
+                              .level = port_level};
         p->share = s;
         p->worker = i;
         map_init_u64(&p->nodes);

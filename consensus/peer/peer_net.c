@@ -124,6 +124,12 @@ static bool net_is_connected(struct net *net, uint32_t node, enum net_lane lane)
     return lane_open(net_of(net), node, lane) != NULL;
 }
 
+static uint32_t net_level(struct net *net, uint32_t node)
+{
+    const struct peer *p = map_get(&net_of(net)->by_id, node);
+    return p && p->is_greeted ? p->hello.feature_level : 0;
+}
+
 enum rc peer_net_send_named(struct peer_net *n, const char *name, enum frame_type type, struct span envelope)
 {
     struct peer *p = peer_find(n, name);
@@ -341,6 +347,7 @@ enum rc peer_net_create(const struct peer_net_config *c, struct peer_net **out)
                           .flush = net_flush,
                           .queued = net_queued,
                           .is_connected = net_is_connected,
+                          .level = net_level,
                           .send_encoded = net_send_encoded};
     n->loop = c->loop;
     n->clock = c->clock;

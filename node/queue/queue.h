@@ -158,6 +158,7 @@ struct queue_metrics {  // Since start; read by others through the driver's publ
     uint64_t sessions, attaches, commands_resent, deliveries_repeated, gaps;
     uint64_t replicas, leading, commands_proposed, commands_refused, commands_repeated, held_bytes;
     uint64_t cold_reads, node_downs, bad_items, commands_ignored;
+    uint64_t lanes_stuck;  // Lanes begun anew because a live node took no parts.
 };
 void queue_service_metrics(const struct queue_service *q, struct queue_metrics *out);
 

@@ -399,6 +399,14 @@ static bool run_send(struct queue_lane *lane, struct run *r)
     return true;
 }
 
+// Do its runs wait for the other side to take what was sent of them?
+static bool is_ahead(const struct queue_lane *lane)
+{
+    struct net *net = lane->lanes->net;
+    return lane->run_sent - lane->run_taken >= RUN_AHEAD_BYTES &&
+           (!net->level || net->level(net, lane->node) >= NET_LEVEL_SESSION_TAKEN);
+}
+
 void queue_lane_flush(struct queue_lane *lane)
 {
     struct queue_lanes *l = lane->lanes;
@@ -424,7 +432,7 @@ void queue_lane_flush(struct queue_lane *lane)
         list_add_tail(&l->used, &b->link);
     }
     lane->is_blocked = false;
-    while (!list_is_empty(&lane->runs) && lane->run_sent - lane->run_taken < RUN_AHEAD_BYTES) {
+    while (!list_is_empty(&lane->runs) && !is_ahead(lane)) {
         if (!run_send(lane, list_entry(lane->runs.next, struct run, link))) {
             break;
         }
@@ -463,6 +471,22 @@ void queue_lanes_flush(struct queue_lanes *l)
             queue_lane_flush(lane);
         }
     }
+}
+
+uint32_t queue_lanes_stuck(struct queue_lanes *l, uint64_t now)
+{
+    uint32_t pos = 0, stuck = 0;
+    struct queue_lane *lane;
+    while ((lane = map_next(&l->by_key, &pos, NULL, NULL)) != NULL) {
+        if (list_is_empty(&lane->runs) || !is_ahead(lane)) {
+            lane->stuck_since = 0;
+        } else if (lane->stuck_since == 0) {
+            lane->stuck_since = now;
+        } else if (now - lane->stuck_since >= QUEUE_TAKEN_TIMEOUT_NS) {
+            stuck = lane->node;
+        }
+    }
+    return stuck;
 }
 
 void queue_lanes_recycle(struct queue_lanes *l)
@@ -573,6 +597,7 @@ static void receive_taken(struct queue_lanes *l, uint32_t from, uint64_t epoch, 
     // One for an earlier connection, or an earlier life of ours, says nothing.
     if (lane && epoch == lane->next_run >> 32 && sent > lane->run_taken && sent <= lane->run_sent) {
         lane->run_taken = sent;
+        lane->stuck_since = 0;
     }
 }
 
@@ -690,7 +715,7 @@ void queue_lanes_reset(struct queue_lanes *l, uint32_t node)
     if (lane) {
         lane_drop(lane);
         lane->next_run = ((lane->next_run >> 32) + 1) << 32 | 1;
-        lane->run_sent = lane->run_taken = 0;
+        lane->run_sent = lane->run_taken = lane->stuck_since = 0;
     }
     uint32_t pos = 0;
     struct inflow *in;

@@ -8,7 +8,8 @@
 //
 // Parts go ahead of what the other side took of them by RUN_AHEAD_BYTES at most: the sockets between two nodes hold
 // megabytes, and what is small must not wait behind them. The other side answers once a turn with the newest number it
-// was told; after a reset of its connection it says it again.
+// was told; after a reset of its connection it says it again. A node of an older program gives no answers: nothing waits
+// for them (NET_LEVEL_SESSION_TAKEN). One that should and does not is noticed by queue_lanes_stuck.
 // Thread: the worker's.
 #pragma once
 #include "consensus/host/net.h"
@@ -45,6 +46,7 @@ struct queue_lane {
     struct list runs;        // Large items on their way.
     uint64_t next_run;       // Top half counts our connections to the node.
     uint64_t run_sent, run_taken;  // Bytes of parts on this connection; what the other side says of them.
+    uint64_t stuck_since;    // Runs wait for the other side to take something; 0: not, or it just did.
     size_t waiting_bytes;    // In out and sealed.
     size_t run_bytes;        // In runs.
     bool is_blocked;         // The net said RC_FULL.
@@ -71,6 +73,9 @@ void queue_lanes_flush(struct queue_lanes *l);
 // Start of a turn: what was handed to the net before the last one has been written or copied. (Not in the last one: a
 // driver may run two turns before it flushes the net.)
 void queue_lanes_recycle(struct queue_lanes *l);
+// A node whose lane has waited for QUEUE_TAKEN_TIMEOUT_NS for the other side to take a part, connected or not; 0: none. The
+// caller resets it, and whoever had something in it sends that anew. To be asked each turn (law 4).
+uint32_t queue_lanes_stuck(struct queue_lanes *l, uint64_t now);
 bool queue_lanes_have_work(const struct queue_lanes *l);  // Something waits that no upcall will announce.
 // A session frame from another node: calls receive() with whole items.
 void queue_lanes_frame(struct queue_lanes *l, struct queue_service *q, uint32_t from_node, const struct frame *f);

@@ -6,6 +6,7 @@
 // other nodes nor those of this worker starve the others of a full group. What is still in the lists after
 // that waits for room and is polled. Applies happen in host_turn; what they caused leaves in the next turn,
 // all at once, which queue_service_next asks for.
+#include "node/base/log.h"
 #include "node/queue/queue_parts.h"
 #include <stdlib.h>
 
@@ -278,6 +279,18 @@ static void check_clocks(struct queue_service *q, uint64_t now)
     q->check_at = is_any ? now + QUEUE_CHECK_NS : UINT64_MAX;
 }
 
+// The lane begins anew as if its connection had: sessions attach again on either side, and send what is owed.
+static void check_lanes(struct queue_service *q, uint64_t now)
+{
+    const uint32_t node = queue_lanes_stuck(&q->lanes, now);
+    if (node != 0) {
+        log_warning("node %u has taken no part of a large message for %llu s; what is under way to it is sent anew", node,
+                    QUEUE_TAKEN_TIMEOUT_NS / 1000000000);
+        q->metrics.lanes_stuck++;
+        on_lane_reset(q, node, LANE_SESSION);
+    }
+}
+
 static void check_nodes(struct queue_service *q, uint64_t now)
 {
     if (now < q->nodes_at) {
@@ -298,6 +311,7 @@ uint64_t queue_service_turn(struct queue_service *q)
 {
     uint64_t now = queue_service_now(q), proposed = q->metrics.commands_proposed;
     queue_lanes_recycle(&q->lanes);
+    check_lanes(q, now);
     check_clocks(q, now);
     check_nodes(q, now);
     q->is_held_first = !q->is_held_first;

@@ -60,7 +60,7 @@ static void fill_hello(struct node *n, struct peer_hello *h)
         .node_id = n->identity.node_id,
         .incarnation = n->identity.incarnation,
         .list_hash = n->is_lost ? 0 : formation_list_hash(names, n->config.peers_count),
-        .feature_level = 1,
+        .feature_level = NET_LEVEL_OWN,
         .is_blank = identity_is_blank(&n->identity),
         .fsms_len = 2,
         .fsms = {{"queue", 1}, {"metadata", 1}},

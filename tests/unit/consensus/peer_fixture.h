@@ -36,6 +36,7 @@ struct node {
     uint64_t incarnation[NODES + 1];
     uint32_t deaths[NODES + 1];
     uint32_t resets[NODES + 1][LANE_COUNT];
+    uint32_t levels[NODES + 1];  // As of the last reset.
     uint32_t writables;
     uint64_t frames;
     uint64_t bytes;
@@ -86,7 +87,9 @@ static void on_frame(void *ctx, uint32_t id, enum net_lane lane, const struct fr
 
 static void on_reset(void *ctx, uint32_t id, enum net_lane lane)
 {
-    ((struct node *)ctx)->resets[id][lane]++;
+    struct node *n = ctx;
+    n->resets[id][lane]++;
+    n->levels[id] = peer_net_net(n->net)->level(peer_net_net(n->net), id);
 }
 
 static void on_writable(void *ctx, uint32_t id, enum net_lane lane)
@@ -149,6 +152,7 @@ static void node_start_with(int i, const char *secret, uint64_t incarnation, boo
         .incarnation = incarnation,
         .is_blank = is_blank,
         .list_hash = 5,
+        .feature_level = (uint32_t)i + 70,
     };
     snprintf(n->self.name, sizeof(n->self.name), "n%d@localhost", i + 1);
     n->upcalls = (struct net_upcalls){

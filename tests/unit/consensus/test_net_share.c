@@ -30,6 +30,7 @@ struct fixture {
     struct net real;
     bool is_connected;
     size_t queued;
+    uint32_t level;        // Of the peer.
     struct buf written;    // What left by the real net after a flush.
     struct buf unflushed;
     struct net_share *share;
@@ -75,6 +76,11 @@ static bool real_is_connected(struct net *n, uint32_t node, enum net_lane lane)
     return lane == LANE_LOG && fixture_of(n)->is_connected;
 }
 
+static uint32_t real_level(struct net *n, uint32_t node)
+{
+    return node == PEER ? fixture_of(n)->level : 0;
+}
+
 static void post(void *ctx, uint32_t worker, void (*fn)(void *arg), void *arg)
 {
     struct fixture *f = ctx;
@@ -117,7 +123,8 @@ static struct fixture *start(void)
 {
     struct fixture *f = mem_zalloc(sizeof(*f));
     f->real = (struct net){
-        .flush = real_flush, .queued = real_queued, .is_connected = real_is_connected, .send_encoded = real_encoded};
+        .flush = real_flush, .queued = real_queued, .is_connected = real_is_connected, .send_encoded = real_encoded,
+        .level = real_level};
     struct net_share_config c = {.net = &f->real, .workers = WORKERS, .post = post, .post_ctx = f};
     f->share = net_share_create(&c);
     for (uint32_t i = 0; i < WORKERS; i++) {
@@ -244,6 +251,22 @@ START_TEST(a_net_is_connected_only_after_its_worker_heard_of_the_reset)
 }
 END_TEST
 
+START_TEST(the_level_of_a_node_is_known_to_a_worker_that_heard_of_its_reset)
+{
+    struct fixture *f = start();
+    struct net *n = net_share_net(f->share, 1);
+    ck_assert_uint_eq(n->level(n, PEER), 0);
+    f->level = NET_LEVEL_FIRST;
+    connect_peer(f);
+    ck_assert_uint_eq(n->level(n, PEER), NET_LEVEL_FIRST);
+    f->level = 77;  // It was restarted with a later program.
+    connect_peer(f);
+    ck_assert_uint_eq(n->level(n, PEER), 77);
+    ck_assert_uint_eq(n->level(n, PEER + 1), 0);
+    stop(f);
+}
+END_TEST
+
 START_TEST(what_was_said_before_a_reset_never_appears_behind_it)
 {
     struct fixture *f = start();
@@ -342,6 +365,7 @@ int main(void)
     TCase *c = tcase_create("all");
     tcase_add_test(c, frames_of_all_workers_leave_by_the_real_net_with_their_number);
     tcase_add_test(c, a_net_is_connected_only_after_its_worker_heard_of_the_reset);
+    tcase_add_test(c, the_level_of_a_node_is_known_to_a_worker_that_heard_of_its_reset);
     tcase_add_test(c, what_was_said_before_a_reset_never_appears_behind_it);
     tcase_add_test(c, a_full_lane_says_so_and_later_that_there_is_room);
     tcase_add_test(c, upcalls_reach_every_worker_in_their_order_and_frames_the_senders_twin);

@@ -12,6 +12,8 @@ START_TEST(two_nodes_greet_on_all_lanes_and_call_each_other_alive)
         ck_assert_uint_eq(nodes[0].resets[2][lane], 1);
     }
     ck_assert_uint_eq(nodes[0].incarnation[2], 1);
+    ck_assert_uint_eq(nodes[0].levels[2], 71);  // What its program can do is known when the lanes are.
+    ck_assert_uint_eq(nodes[1].levels[1], 70);
     ck_assert_uint_eq(metrics_of(0).links_open, 2 * LANE_COUNT);
 }
 END_TEST

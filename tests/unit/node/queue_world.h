@@ -66,6 +66,7 @@ struct world {
     struct list wires[NODES + 1][NODES + 1];
     uint32_t frame_rounds[NODES + 1][NODES + 1];  // A slow wire: one frame in so many rounds. 0: four in each.
     bool is_down[NODES + 1];
+    bool is_mute[NODES + 1];   // Does not say which parts it took (FRAME_SESSION_TAKEN).
     struct world_read reads[64];
     uint32_t reads_count;
     uint32_t slow_percent;     // Rounds in which nothing is committed.
@@ -253,6 +254,9 @@ static enum rc wire_send(struct net *n, uint32_t node, enum net_lane lane, enum 
     }
     if (h->w->lane_full_rounds > 0) {
         return RC_FULL;
+    }
+    if (type == FRAME_SESSION_TAKEN && h->w->is_mute[h->node]) {
+        return RC_OK;
     }
     wire_put(&h->w->wires[h->node][node], type, envelope, raw, raw_count);
     return RC_OK;

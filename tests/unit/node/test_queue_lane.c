@@ -16,6 +16,7 @@ struct side {
     struct queue_lanes lanes;
     struct list wire;     // Frames to the other side, oldest first.
     bool is_cut;
+    uint32_t other_level; // Of the other side's program.
     struct list items;    // Bodies received, as struct wire_frame.
 };
 
@@ -35,6 +36,12 @@ static enum rc wire_send(struct net *n, uint32_t node, enum net_lane lane, enum 
     return RC_OK;
 }
 
+static uint32_t wire_level(struct net *n, uint32_t node)
+{
+    (void)node;
+    return container_of(n, struct side, net)->other_level;
+}
+
 static void receive(struct queue_service *q, struct span items)
 {
     struct side *s = (struct side *)q;
@@ -51,7 +58,7 @@ static void setup(void)
 {
     for (uint32_t i = 0; i < 2; i++) {
         struct side *s = &sides[i];
-        *s = (struct side){.net = {.send = wire_send}};
+        *s = (struct side){.net = {.send = wire_send, .level = wire_level}, .other_level = NET_LEVEL_OWN};
         s->lanes.net = &s->net;
         s->lanes.node = i + 1;
         s->lanes.receive = receive;
@@ -280,6 +287,45 @@ START_TEST(an_answer_for_an_earlier_connection_says_nothing_of_the_new_one)
 }
 END_TEST
 
+// A node of an older program: it would be waited for until the connection ends.
+START_TEST(parts_for_a_node_that_gives_no_answers_do_not_wait_for_them)
+{
+    sides[0].other_level = NET_LEVEL_SESSION_TAKEN - 1;
+    add_large(bulky);
+    turn(0);
+    ck_assert_uint_ge(wire_bytes(0), LARGE);
+    ck_assert_uint_eq(queue_lanes_stuck(&sides[0].lanes, 1), 0);
+    ck_assert_uint_eq(queue_lanes_stuck(&sides[0].lanes, 1 + QUEUE_TAKEN_TIMEOUT_NS), 0);
+    arrive(0);
+    check_large();
+}
+END_TEST
+
+START_TEST(a_node_that_takes_no_part_for_half_a_minute_is_named_and_one_that_takes_some_is_not)
+{
+    enum { START = 1000 };
+    struct queue_lanes *l = &sides[0].lanes;
+    ck_assert_uint_eq(queue_lanes_stuck(l, START), 0);
+    add_large(bulky);
+    turn(0);
+    ck_assert_uint_eq(queue_lanes_stuck(l, START), 0);
+    ck_assert_uint_eq(queue_lanes_stuck(l, START + QUEUE_TAKEN_TIMEOUT_NS - 1), 0);
+    arrive(0);
+    turn(1);
+    arrive(1);  // It did take some.
+    turn(0);
+    ck_assert_uint_eq(queue_lanes_stuck(l, START + QUEUE_TAKEN_TIMEOUT_NS), 0);
+    ck_assert_uint_eq(queue_lanes_stuck(l, START + 2 * QUEUE_TAKEN_TIMEOUT_NS - 1), 0);
+    ck_assert_uint_eq(queue_lanes_stuck(l, START + 2 * QUEUE_TAKEN_TIMEOUT_NS), 2);
+    queue_lanes_reset(l, 2);
+    ck_assert_uint_eq(queue_lanes_stuck(l, START + 2 * QUEUE_TAKEN_TIMEOUT_NS), 0);
+    add_large(brisk);
+    settle();
+    check_large();
+    ck_assert(list_is_empty(&sides[1].items));
+}
+END_TEST
+
 // A session that waits for an answer behind a large delivery would else give up, attach anew and get it all once more.
 START_TEST(a_large_delivery_that_still_comes_is_known_to_move_and_one_that_stands_still_is_not)
 {
@@ -319,6 +365,8 @@ int main(void)
     tcase_add_test(t, an_answer_that_is_lost_with_its_connection_is_given_again);
     tcase_add_test(t, an_answer_without_a_connection_is_kept_until_there_is_one);
     tcase_add_test(t, an_answer_for_an_earlier_connection_says_nothing_of_the_new_one);
+    tcase_add_test(t, parts_for_a_node_that_gives_no_answers_do_not_wait_for_them);
+    tcase_add_test(t, a_node_that_takes_no_part_for_half_a_minute_is_named_and_one_that_takes_some_is_not);
     tcase_add_test(t, a_large_delivery_that_still_comes_is_known_to_move_and_one_that_stands_still_is_not);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

@@ -82,6 +82,12 @@ static uint64_t attaches(uint32_t node)
     queue_service_metrics(w->hosts[node].q, &m);
     return m.attaches;
 }
+static uint64_t stuck(uint32_t node)
+{
+    struct queue_metrics m;
+    queue_service_metrics(w->hosts[node].q, &m);
+    return m.lanes_stuck;
+}
 static uint32_t delivered(void)
 {
     uint32_t n = 0;
@@ -205,6 +211,47 @@ START_TEST(large_publishes_of_many_sessions_lie_in_a_slow_lane_one_at_a_time_and
 }
 END_TEST
 
+// Law 4: what waits for an answer that never comes does so for a bounded time.
+START_TEST(what_is_under_way_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute)
+{
+    join(&near, LEADER);
+    join(&far[0], FAR);
+    join(&far[1], FAR);
+    consume(&far[0], 1);
+    w->is_mute[FAR] = true;
+    publish(&near, LANE_BYTES_MAX);
+    rounds(w, QUEUE_TAKEN_TIMEOUT_NS / 1000000 - 1000);
+    ck_assert_uint_eq(far[0].delivered, 0);
+    ck_assert_uint_eq(stuck(LEADER), 0);
+    publish(&far[1], 10);  // Others are not held up.
+    rounds(w, 50);
+    ck_assert_uint_eq(far[1].settled, 1);
+    w->is_mute[FAR] = false;
+    rounds(w, 2000);
+    ck_assert_uint_eq(stuck(LEADER), 1);
+    ck_assert_uint_eq(far[0].delivered, 1);
+    ck_assert_uint_eq(far[0].bytes, LANE_BYTES_MAX);
+    ck_assert_uint_eq(lane(LEADER, FAR)->run_bytes, 0);
+}
+END_TEST
+
+START_TEST(a_large_publish_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute)
+{
+    join(&far[0], FAR);
+    rounds(w, 50);
+    w->is_mute[LEADER] = true;
+    publish(&far[0], LANE_BYTES_MAX);
+    rounds(w, QUEUE_TAKEN_TIMEOUT_NS / 1000000 - 1000);
+    ck_assert_uint_eq(stuck(FAR), 0);
+    ck_assert_uint_eq(far[0].settled, 0);
+    w->is_mute[LEADER] = false;
+    rounds(w, 2000);
+    ck_assert_uint_eq(stuck(FAR), 1);
+    ck_assert_uint_eq(far[0].settled, 1);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, LEADER))->ready_count, 1);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("queue_slow_lane");
@@ -216,6 +263,8 @@ int main(void)
     tcase_add_test(t, large_deliveries_of_many_sessions_lie_in_a_slow_lane_one_at_a_time_and_not_all_at_once);
     tcase_add_test(t, deliveries_wait_for_a_lane_that_is_full);
     tcase_add_test(t, large_publishes_of_many_sessions_lie_in_a_slow_lane_one_at_a_time_and_not_all_at_once);
+    tcase_add_test(t, what_is_under_way_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute);
+    tcase_add_test(t, a_large_publish_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
