@@ -174,7 +174,7 @@ class Chaos:
         self.usable.append(slowest)
         self.log(f"usable after confirm {p['confirm_s']:.2f} s, get {p['get_s']:.2f} s, clients {p['clients_s']:.2f} s")
         if self.wiped and not self.await_filled(): wrong["filled"].append(f"round {number}: {self.wiped} is not filled again")
-        self.wiped = None
+        elif self.wiped: self.wiped = None  # Until then no other is wiped: two of three that lost their memory lose messages by right.
         s = self.ledger.status()
         self.log("  " + " ".join(f"{k}={v}" for k, v in s.items() if k not in ("event", "t")))
         c.look()
