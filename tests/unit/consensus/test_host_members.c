@@ -104,6 +104,7 @@ START_TEST(groups_that_are_behind_on_one_node_are_fed_from_disk_a_window_at_a_ti
     }
     s->groups_count = GROUPS;
     s->memtable_bytes = 256 << 10;
+    s->wal_file_bytes = 64 << 20;  // No file is retired: the logs are whole, and nobody needs a snapshot.
     start();
     crash(3);
     for (int i = 0; i < 30; i++) {
@@ -121,8 +122,7 @@ START_TEST(groups_that_are_behind_on_one_node_are_fed_from_disk_a_window_at_a_ti
     list_each (l, &n->cold.jobs) {
         waiting++;
     }
-    ck_assert_uint_gt(waiting, 0);
-    ck_assert_uint_le(waiting, FEEDS);
+    ck_assert_uint_eq(waiting, FEEDS);
     cold_goes_on(n);
     run_ms(5000);
     for (uint32_t slot = 0; slot < GROUPS; slot++) {
