@@ -22,6 +22,7 @@ static struct world {
     // Replicas on this node.
     uint32_t started, deleted, left;
     uint64_t started_id;
+    enum rc add_rc;  // What starting one is answered.
     struct queue_target started_from;
     // The store.
     bool is_store_lost;
@@ -51,7 +52,7 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
     world.started_id = spec->replica_id;
     world.started_from = spec->target;
     world.owner = spec->owner;
-    return RC_OK;
+    return world.add_rc;
 }
 void queue_replica_remove(struct queue_service *q, uint64_t group, bool is_deleted)
 {

@@ -227,6 +227,61 @@ START_TEST(nothing_is_concluded_from_what_is_missing_while_everything_is_told_ag
 }
 END_TEST
 
+// ---- records that are behind the disk ------------------------------------------------------------------------------
+
+// The record with another replica at place `i`, as it stands in the store already.
+static void tell_other_replica(uint32_t i, uint64_t replica_id)
+{
+    uint32_t nodes[] = {A, B, C};
+    Warren__QueueMember members[3], *list[3];
+    Warren__QueueRecord r = WARREN__QUEUE_RECORD__INIT;
+    r.type = "quorum";
+    r.durable = true;
+    r.member_nodes = nodes;
+    r.n_member_nodes = r.n_members = 3;
+    r.members = list;
+    for (uint32_t k = 0; k < 3; k++) {
+        warren__queue_member__init(&members[k]);
+        members[k].node_id = nodes[k];
+        members[k].replica_id = k == i ? replica_id : GROUP + 1 + k;
+        list[k] = &members[k];
+    }
+    struct buf payload = {0};
+    buf_u64(&payload, GROUP);
+    warren__queue_record__pack(&r, buf_extend(&payload, warren__queue_record__get_packed_size(&r)));
+    tell(path_queue(span_str("/"), span_str("q")), buf_span(&payload), false, ++version);
+    buf_deinit(&payload);
+}
+
+START_TEST(a_record_that_names_an_earlier_replica_than_the_one_here_is_waited_out)
+{
+    world.has_group = world.is_leader = false;
+    world.add_rc = RC_STALE;
+    begin(3);
+    ck_assert_uint_eq(world.started, 1);
+    ck_assert_uint_eq(world.started_id, GROUP + 1);
+    ck_assert(!broker_has_unread(b));  // Groups that no record names may still be told from this one.
+    ck_assert_uint_eq(world.deleted, 0);
+    pass(1000);
+    ck_assert_uint_eq(world.writes, 0);
+    ck_assert_uint_eq(queue()->lost, 0);  // The replica here has lost nothing.
+    world.add_rc = RC_OK;
+    tell_other_replica(0, 5000);
+    ck_assert_uint_eq(world.started, 2);
+    ck_assert_uint_eq(world.started_id, 5000);
+    ck_assert_uint_eq(world.deleted, 0);
+}
+END_TEST
+
+START_TEST(a_replica_that_does_not_start_for_another_reason_keeps_every_group_that_no_record_names)
+{
+    world.has_group = world.is_leader = false;
+    world.add_rc = RC_IO;
+    begin(3);
+    ck_assert(broker_has_unread(b));
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("membership_lost");
@@ -245,5 +300,7 @@ int main(void)
     tcase_add_test(t, a_leader_writes_that_a_member_lacks_what_it_acknowledged);
     tcase_add_test(t, a_queue_may_be_deleted_while_its_loss_is_being_written);
     tcase_add_test(t, nothing_is_concluded_from_what_is_missing_while_everything_is_told_again);
+    tcase_add_test(t, a_record_that_names_an_earlier_replica_than_the_one_here_is_waited_out);
+    tcase_add_test(t, a_replica_that_does_not_start_for_another_reason_keeps_every_group_that_no_record_names);
     return suite_run("membership_lost", t);
 }
