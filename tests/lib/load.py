@@ -10,21 +10,56 @@ MIB = 1 << 20
 class Load:
     """A run of warren-load in the background; `result()` waits for it. Options by name: Load(size=1000, consume_port=5673)."""
 
-    def __init__(self, **options):
+    def __init__(self, stdin=subprocess.DEVNULL, **options):
         args = [os.path.join(build, "warren-load")]
         for name, value in options.items():
-            args += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
-        self.process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
+            if value is not False: args += [f"--{name.replace('_', '-')}"] + ([] if value is True else [str(value)])
+        self.process = subprocess.Popen(args, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, stdin=stdin)
 
     def result(self, timeout=600):
         out, err = self.process.communicate(timeout=timeout)
         if not out:
             raise RuntimeError(f"warren-load: exit {self.process.returncode}: {err.strip()}")
-        return json.loads(out)
+        return json.loads(out.splitlines()[-1])
 
     def stop(self):
         self.process.terminate()
         return self.result()
+
+
+class Backlog(Load):
+    """Fills queues, waits to be told, and drains them: Backlog(queues=20, count=1000); `filled()`, `drain()`."""
+
+    def __init__(self, **options):
+        super().__init__(stdin=subprocess.PIPE, backlog=True, every_second=True, **options)
+        self.seconds = []             # Of the drain: its deliveries in each.
+        self.pauses, self.waits = [], []  # Of more than a second: nothing came; nothing of one queue came, but much of the others. (begun, seconds)
+
+    def line(self):
+        text = self.process.stdout.readline()
+        if not text:
+            raise RuntimeError(f"warren-load: exit {self.process.wait()}: {self.process.stderr.read().strip()}")
+        return json.loads(text)
+
+    def filled(self):
+        """Returns when everything is confirmed."""
+        while (line := self.line()).get("event") != "filled": pass
+        return line
+
+    def drain(self):
+        """Has it consumed; returns the result."""
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        while "event" in (line := self.line()):
+            if line["event"] == "pause": self.pauses.append((line["begun"], line["seconds"]))
+            if line["event"] == "wait": self.waits.append((line["begun"], line["seconds"]))
+            if line["event"] == "second": self.seconds.append(line["consumed"])
+        self.process.wait(30)
+        return line
+
+    def kill(self):
+        if self.process.poll() is None: self.process.kill()
+        self.process.wait()
 
 
 def wrong_with(result):

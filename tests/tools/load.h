@@ -19,6 +19,8 @@ enum {
 
 struct options {
     const char *queue, *user, *password;
+    int queues;         // QUEUE-0, QUEUE-1, ...; 1: QUEUE alone. A producer's messages take them in turn.
+    char **names;       // Of each.
     int publish_ports[16], publish_ports_count, consume_ports[16], consume_ports_count;
     int producers, consumers, prefetch, ack_every;
     uint64_t size;    // Bytes of a body, at least BODY_HEAD_BYTES.
@@ -32,6 +34,8 @@ struct options {
     bool has_declare;
     uint64_t declare;              // Number of queues to be declared in place of publishing; 0: none.
     bool is_passive;
+    bool is_backlog;       // Nothing is consumed before everything is confirmed and a line came on standard input.
+    bool is_every_second;  // Prints a line every second.
 };
 
 struct histogram {
@@ -63,7 +67,7 @@ struct connection {
     uint64_t *sent_at;    // Ring of publish times; cap = sent_cap.
     uint64_t sent_cap;
     struct bits confirmed, seen;  // `seen` is filled in by the consumers.
-    uint64_t highest_seen;        // Number + 1 of the last first-time delivery.
+    uint64_t *highest_seen;       // Of each queue: number + 1 of the last first-time delivery.
     // Consumer.
     uint64_t deliveries, tag, unacked, body_left, body_at;
     bool is_redelivered, is_first_body, is_body_bad;
@@ -71,6 +75,18 @@ struct connection {
     struct connection *producers;  // Whose bodies these are; producers_count of them.
     int producers_count;
 };
+
+// Is queue `queue` the business of the `number`th of `of` connections? Each queue has one of them at least.
+static inline bool options_is_share(const struct options *o, int queue, int number, int of)
+{
+    return of <= o->queues ? queue % of == number : number % o->queues == queue;
+}
+// Which of its kind it is.
+static inline int connection_number(const struct connection *c)
+{
+    const int producers = c->options->producers, number = (int)c->number;
+    return number < producers ? number : number - producers;
+}
 
 uint64_t now_ns(void);
 void connection_fail(struct connection *c, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -93,3 +109,10 @@ void declarer_on_method(struct connection *c, const struct amqp_method *m);
 
 void consumer_start(struct connection *c);
 void consumer_on_frame(struct connection *c, const struct amqp_frame *f);
+
+// What happened when (load_watch.c), with --every-second: a line for each second, for each pause of more than a second
+// between deliveries, and for each queue that waited so long while the others had far more than their share.
+void watch_start(const struct options *o, const struct totals *t, uint64_t now);
+void watch_step(uint64_t now);
+void watch_delivery(uint64_t queue, uint64_t now);
+uint64_t watch_last_delivery(void);

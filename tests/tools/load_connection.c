@@ -201,10 +201,20 @@ static bool handshake(struct connection *c, struct buf *frame)
     if (!o->has_declare) {
         return true;
     }
-    amqp_send_queue_declare(&c->out, 1,
-                            &(struct amqp_queue_declare){.queue = span_str(o->queue), .durable = true});
+    const int of = (int)c->number < o->producers ? o->producers : o->consumers;
+    int open = 0;
+    for (int i = 0; i < o->queues; i++) {
+        if (options_is_share(o, i, connection_number(c), of)) {
+            amqp_send_queue_declare(
+                &c->out, 1, &(struct amqp_queue_declare){.queue = span_str(o->names[i]), .durable = true});
+            open++;
+        }
+    }
     connection_write(c);
-    return await_method(c, AMQP_QUEUE_DECLARE_OK_ID, frame, &m);
+    while (open > 0 && await_method(c, AMQP_QUEUE_DECLARE_OK_ID, frame, &m)) {
+        open--;
+    }
+    return open == 0;
 }
 
 void connection_open(struct connection *c)
@@ -244,4 +254,5 @@ void connection_deinit(struct connection *c)
     free(c->sent_at);
     free(c->confirmed.words);
     free(c->seen.words);
+    free(c->highest_seen);
 }

@@ -63,7 +63,8 @@ void producer_start(struct connection *c)
     // A deaf producer has no window: what bounds it is the broker that reads no more.
     c->sent_cap = window == 0 || c->is_deaf ? 1 : window;
     c->sent_at = calloc(c->sent_cap, sizeof(uint64_t));
-    assert(c->sent_at != NULL);
+    c->highest_seen = calloc((size_t)c->options->queues, sizeof(uint64_t));
+    assert(c->sent_at != NULL && c->highest_seen != NULL);
     if (window > 0) {
         amqp_send_confirm_select(&c->out, 1, &(struct amqp_confirm_select){.nowait = true});
     }
@@ -72,7 +73,8 @@ void producer_start(struct connection *c)
 static void put_message(struct connection *c, uint64_t now)
 {
     const struct options *o = c->options;
-    amqp_send_basic_publish(&c->out, 1, &(struct amqp_basic_publish){.routing_key = span_str(o->queue)});
+    const char *queue = o->names[c->next % (uint64_t)o->queues];
+    amqp_send_basic_publish(&c->out, 1, &(struct amqp_basic_publish){.routing_key = span_str(queue)});
     size_t at = amqp_frame_begin(&c->out, AMQP_FRAME_HEADER, 1);
     buf_u16be(&c->out, CONTENT_CLASS_BASIC);
     buf_u16be(&c->out, 0);
@@ -166,10 +168,15 @@ void consumer_start(struct connection *c)
         amqp_send_basic_qos(&c->out, 1,
                             &(struct amqp_basic_qos){.prefetch_count = (uint16_t)c->options->prefetch});
     }
-    amqp_send_basic_consume(&c->out, 1,
-                            &(struct amqp_basic_consume){.queue = span_str(c->options->queue),
-                                                         .consumer_tag = span_str("c"),
-                                                         .nowait = true});
+    for (int i = 0; i < c->options->queues; i++) {
+        if (options_is_share(c->options, i, connection_number(c), c->options->consumers)) {
+            const char *queue = c->options->names[i];
+            amqp_send_basic_consume(&c->out, 1,
+                                    &(struct amqp_basic_consume){.queue = span_str(queue),
+                                                                 .consumer_tag = span_str(queue),
+                                                                 .nowait = true});
+        }
+    }
 }
 
 static uint64_t head_u64(const struct connection *c, size_t at)
@@ -192,12 +199,15 @@ static void on_message(struct connection *c)
         if (p->id != producer) {
             continue;
         }
-        histogram_add(&t->delivery, now_ns() - head_u64(c, 0));
+        const uint64_t now = now_ns(), queue = number % (uint64_t)c->options->queues;
+        histogram_add(&t->delivery, now - head_u64(c, 0));
+        watch_delivery(queue, now);
         if (bits_set(&p->seen, number)) {
             t->duplicates += !c->is_redelivered;
         } else if (!c->is_redelivered) {
-            t->disordered += number < p->highest_seen && c->options->consumers == 1;
-            p->highest_seen = number + 1;
+            uint64_t *highest = &p->highest_seen[queue];
+            t->disordered += number < *highest && c->options->consumers <= c->options->queues;
+            *highest = number + 1;
         }
     }
     if (c->deliveries <= c->options->hold) {

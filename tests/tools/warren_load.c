@@ -27,6 +27,7 @@ static const char usage_text[] =
     "usage: warren-load [options]\n"
     "  --publish-port P[,P...]  --consume-port P[,P...]   5672; connections take them in turn\n"
     "  --queue NAME             load (declared durable)   --no-declare\n"
+    "  --queues N               1; more: NAME-0, NAME-1, ..., which each producer's messages take in turn\n"
     "  --producers N            1      --consumers N      1\n"
     "  --size BYTES             1000   --window N         1000 open confirms per producer; 0: no confirms\n"
     "  --rate N                 messages per second and producer; 0: as fast as the window allows\n"
@@ -37,7 +38,11 @@ static const char usage_text[] =
     "  --deaf-producers         producers never read their sockets and know no window\n"
     "  --deaf-consumers-after N consumers read no more after N deliveries\n"
     "  --declare N              the producers declare N queues NAME-0, NAME-1, ... in place of publishing, each with\n"
-    "                           --window of them open; --passive: looks at them\n";
+    "                           --window of them open; --passive: looks at them\n"
+    "  --backlog                publishes --count, prints {\"event\":\"filled\"}, and consumes once a line came on standard\n"
+    "                           input; --drain S: ends after so long without a delivery\n"
+    "  --every-second           prints what was done in each second, each pause of more than a second between deliveries, and\n"
+    "                           each queue that waited so long while the others had more than 1000 a queue\n";
 
 static int ports_read(const char *text, int *ports)
 {
@@ -70,7 +75,10 @@ enum {
     OPT_DEAF_PRODUCERS,
     OPT_DEAF_CONSUMERS,
     OPT_DECLARE,
-    OPT_PASSIVE
+    OPT_PASSIVE,
+    OPT_QUEUES,
+    OPT_BACKLOG,
+    OPT_EVERY_SECOND
 };
 
 static const struct option long_options[] = {{"publish-port", 1, NULL, OPT_PUBLISH_PORT},
@@ -92,6 +100,9 @@ static const struct option long_options[] = {{"publish-port", 1, NULL, OPT_PUBLI
                                              {"deaf-consumers-after", 1, NULL, OPT_DEAF_CONSUMERS},
                                              {"declare", 1, NULL, OPT_DECLARE},
                                              {"passive", 0, NULL, OPT_PASSIVE},
+                                             {"queues", 1, NULL, OPT_QUEUES},
+                                             {"backlog", 0, NULL, OPT_BACKLOG},
+                                             {"every-second", 0, NULL, OPT_EVERY_SECOND},
                                              {NULL, 0, NULL, 0}};
 
 static bool option_set(struct options *o, int option, const char *value)
@@ -156,6 +167,15 @@ static bool option_set(struct options *o, int option, const char *value)
     case OPT_PASSIVE:
         o->is_passive = true;
         break;
+    case OPT_QUEUES:
+        o->queues = atoi(value);
+        break;
+    case OPT_BACKLOG:
+        o->is_backlog = true;
+        break;
+    case OPT_EVERY_SECOND:
+        o->is_every_second = true;
+        break;
     default:
         return false;
     }
@@ -163,6 +183,7 @@ static bool option_set(struct options *o, int option, const char *value)
 }
 
 static struct options options = {.queue = "load",
+                                 .queues = 1,
                                  .user = "guest",
                                  .password = "guest",
                                  .publish_ports = {5672},
@@ -187,6 +208,7 @@ static void step(int count, uint64_t begun_ns, bool is_publishing)
 {
     struct pollfd fds[CONNECTIONS_MAX];
     const uint64_t now = now_ns();
+    watch_step(now);
     bool has_rate = false;
     for (int i = 0; i < count; i++) {
         struct connection *c = &connections[i];
@@ -287,6 +309,42 @@ static void close_all(int count, uint64_t begun_ns)
     }
 }
 
+static void names_make(void)
+{
+    options.names = calloc((size_t)options.queues, sizeof(*options.names));
+    assert(options.names != NULL);
+    for (int i = 0; i < options.queues; i++) {
+        const int n = options.queues == 1 ? asprintf(&options.names[i], "%s", options.queue)
+                                          : asprintf(&options.names[i], "%s-%d", options.queue, i);
+        assert(n >= 0);
+    }
+}
+
+static void names_free(void)
+{
+    for (int i = 0; i < options.queues; i++) {
+        free(options.names[i]);
+    }
+    free(options.names);
+}
+
+// Says that everything is there, waits to be told, and lets the consumers begin. False: nobody is there to tell.
+static bool backlog_begin(int count, double seconds)
+{
+    printf("{\"event\":\"filled\",\"seconds\":%.2f,\"confirmed\":%llu}\n", seconds,
+           (unsigned long long)totals.confirmed);
+    fflush(stdout);
+    char line[16];
+    if (fgets(line, sizeof(line), stdin) == NULL) {
+        return false;
+    }
+    for (int i = options.producers; i < count; i++) {
+        consumer_start(&connections[i]);
+    }
+    watch_start(&options, &totals, now_ns());
+    return true;
+}
+
 int main(int argc, char **argv)
 {
     for (int option; (option = getopt_long(argc, argv, "", long_options, NULL)) != -1;) {
@@ -297,7 +355,8 @@ int main(int argc, char **argv)
     }
     const int count = options.producers + options.consumers;
     if (optind != argc || options.size < BODY_HEAD_BYTES || options.producers < 0 || options.consumers < 0 ||
-        count > CONNECTIONS_MAX || options.ack_every < 1 ||
+        count > CONNECTIONS_MAX || options.ack_every < 1 || options.queues < 1 ||
+        (options.is_backlog && (options.count == 0 || options.window == 0 || options.declare > 0)) ||
         (options.declare > 0 && (options.window == 0 || options.producers == 0 || options.consumers > 0))) {
         fputs(usage_text, stderr);
         return 64;
@@ -305,6 +364,7 @@ int main(int argc, char **argv)
     signal(SIGTERM, on_signal);
     signal(SIGINT, on_signal);
     const uint64_t id = now_ns();  // Producers of another run are strangers.
+    names_make();
     for (int i = 0; i < count; i++) {
         struct connection *c = &connections[i];
         const bool is_producer = i < options.producers;
@@ -317,9 +377,14 @@ int main(int argc, char **argv)
         c->port = is_producer ? options.publish_ports[i % options.publish_ports_count]
                               : options.consume_ports[(i - options.producers) % options.consume_ports_count];
         connection_open(c);
-        (!is_producer ? consumer_start : options.declare > 0 ? declarer_start : producer_start)(c);
+        if (is_producer) {
+            (options.declare > 0 ? declarer_start : producer_start)(c);
+        } else if (!options.is_backlog) {
+            consumer_start(c);
+        }
     }
-    const uint64_t begun = now_ns();
+    uint64_t begun = now_ns();
+    watch_start(&options, &totals, begun);
     const uint64_t end = begun + (uint64_t)(options.seconds * 1e9);
     bool is_done = false;
     const bool has_end = options.count > 0 || options.declare > 0;
@@ -330,16 +395,26 @@ int main(int argc, char **argv)
             is_done = (options.declare > 0 ? declarer_is_done : producer_is_done)(&connections[i]);
         }
     }
-    const double seconds = (double)(now_ns() - begun) / 1e9;
-    const uint64_t confirmed = totals.confirmed, consumed = totals.consumed;
-    const uint64_t drained = now_ns() + (uint64_t)(options.drain_s * 1e9);
-    while (!is_stopped && now_ns() < drained && totals.failed < (uint64_t)count && !is_drained()) {
+    double seconds = (double)(now_ns() - begun) / 1e9;
+    uint64_t confirmed = totals.confirmed, consumed = totals.consumed;
+    const bool is_draining = !options.is_backlog || backlog_begin(count, seconds);
+    const uint64_t filled = now_ns(), wait = (uint64_t)(options.drain_s * 1e9);
+    uint64_t drained = filled + wait;
+    while (is_draining && !is_stopped && now_ns() < drained && totals.failed < (uint64_t)count && !is_drained()) {
         step(count, begun, false);
+        if (options.is_backlog) {
+            drained = watch_last_delivery() + wait;
+        }
+    }
+    if (options.is_backlog) {  // What is asked for is the drain.
+        seconds = (double)(now_ns() - filled) / 1e9;
+        consumed = totals.consumed;
     }
     print_result(seconds, confirmed, consumed);
     close_all(count, begun);
     for (int i = 0; i < count; i++) {
         connection_deinit(&connections[i]);
     }
+    names_free();
     return totals.failed > 0 ? 1 : 0;
 }
