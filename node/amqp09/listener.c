@@ -111,9 +111,9 @@ static void client_end(struct client *k)
         connection_destroy(k->connection);
         k->connection = NULL;
     }
-    uv_poll_stop(&k->poll);
-    transport_close(&k->transport);
+    // Drops the number from its set once more: first, for another thread may have it as soon as it is closed.
     uv_close((uv_handle_t *)&k->poll, on_client_handle_closed);
+    transport_close(&k->transport);
     uv_close((uv_handle_t *)&k->timer, on_client_handle_closed);
     // Still in `clients` until its handles are closed, but nothing looks at it any more.
 }
@@ -517,7 +517,7 @@ void amqp09_listener_stop(struct amqp09_listener *l)
     if (l->fd < 0) {
         return;
     }
-    uv_poll_stop(&l->poll);
+    uv_close((uv_handle_t *)&l->poll, on_listener_handle_closed);  // First, as in client_end.
     close(l->fd);
     l->fd = -1;
     l->accept_again_at = 0;
@@ -528,9 +528,9 @@ void amqp09_listener_close(struct amqp09_listener *l)
     assert(!l->is_closing);
     l->is_closing = true;
     amqp09_listener_stop(l);
-    uv_close((uv_handle_t *)&l->poll, on_listener_handle_closed);
     list_each(item, &l->clients)
     {
         client_end(list_entry(item, struct client, link));
     }
+    listener_free(l);  // If it was stopped long ago and nobody is left.
 }

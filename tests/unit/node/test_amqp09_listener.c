@@ -272,6 +272,44 @@ START_TEST(addresses_that_are_none_are_refused)
 }
 END_TEST
 
+static bool is_heard;
+
+static void on_other(uv_poll_t *poll, int status, int events)
+{
+    (void)poll;
+    is_heard = status == 0 && (events & UV_READABLE);
+}
+
+// The number of its socket belongs to whoever opens something next, on this loop or in another thread.
+START_TEST(a_listener_that_has_stopped_lets_its_number_go_for_good)
+{
+    dial();
+    const int unused = dup(fd);
+    close(unused);
+    amqp09_listener_stop(listener);
+    int pair[2];
+    ck_assert_int_eq(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair), 0);
+    ck_assert_int_lt(pair[0], unused);  // It is the listener's.
+    uv_poll_t other;
+    uv_poll_init(&loop, &other, pair[0]);
+    uv_poll_start(&other, UV_READABLE, on_other);
+    run_turn();
+    amqp09_listener_close(listener);
+    struct amqp09_listener_config c = {.service = service, .loop = &loop, .address = "127.0.0.1:0"};
+    ck_assert_int_eq(amqp09_listener_open(&c, &listener), RC_OK);  // For the turns and the end.
+    ck_assert_int_eq(write(pair[1], "x", 1), 1);
+    is_heard = false;
+    for (int i = 0; i < 10 && !is_heard; i++) {
+        run_turn();
+    }
+    ck_assert(is_heard);
+    uv_close((uv_handle_t *)&other, NULL);
+    run_turn();
+    close(pair[0]);
+    close(pair[1]);
+}
+END_TEST
+
 int main(void)
 {
     TCase *c = tcase_create("listener");
@@ -283,5 +321,6 @@ int main(void)
     tcase_add_test(c, a_full_queue_holds_the_client_back_and_loses_nothing);
     tcase_add_test(c, large_deliveries_pass_a_slow_socket_whole);
     tcase_add_test(c, addresses_that_are_none_are_refused);
+    tcase_add_test(c, a_listener_that_has_stopped_lets_its_number_go_for_good);
     return suite_run("amqp09_listener", c);
 }
