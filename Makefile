@@ -56,8 +56,9 @@ ifneq ($(HAVE_PKGS),yes)
 	  DEBIAN_FRONTEND=noninteractive $$SUDO apt-get install -y -qq --no-install-recommends nodejs npm >/dev/null || true; }
 endif
 
-$(B)/warren: $(B)/obj/node/server/main.o $(ARCHIVES) $(B)/lib/gen.a
-	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(ARCHIVES) $(B)/lib/gen.a -Wl,--end-group $(LIBS_ALL)
+TSAN_O := $(if $(filter thread,$(SAN)),$(B)/obj/tests/tsan_syscall.o)
+$(B)/warren: $(B)/obj/node/server/main.o $(TSAN_O) $(ARCHIVES) $(B)/lib/gen.a
+	$(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) -Wl,--start-group $(ARCHIVES) $(B)/lib/gen.a -Wl,--end-group $(LIBS_ALL)
 $(B)/warrenctl: $(B)/obj/node/ctl/warrenctl.o $(ARCHIVES) $(B)/lib/gen.a
 	$(CC) $(LDFLAGS_ALL) -o $@ $< -Wl,--start-group $(ARCHIVES) $(B)/lib/gen.a -Wl,--end-group $(LIBS_ALL)
 
