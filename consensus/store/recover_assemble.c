@@ -216,6 +216,34 @@ static uint64_t window_term(const struct finding *f, uint64_t index)
     return term;
 }
 
+// The log goes on behind its snapshot in another history: a snapshot was received, and the mark that makes the log before
+// void did not reach the disk.
+static bool has_foreign_tail(const struct recovery *r, const struct finding *f, const struct found_run *runs,
+                             uint32_t count)
+{
+    const struct glog *g = f->log;
+    const struct snapshot *s = g->snapshot;
+    if (s == NULL) {
+        return false;
+    }
+    if (g->window_count > 0 && g->window_first <= s->index) {
+        return g->last > s->index && window_term(f, s->index) != s->term;
+    }
+    if (s->segment->kind != SEGMENT_INSTALLED || s->index <= f->line_snapshot) {
+        return false;
+    }
+    // The checkpoint does not know of it, and without the mark nothing was dropped for it: of the runs that reach it the
+    // later origin is right.
+    for (uint32_t i = 0; i < count && s->index <= f->dense_last; i++) {
+        const struct run_disk *d = &runs[i].disk;
+        if (!(d->flags & (RUN_SNAPSHOT | RUN_COMMITTED)) && runs[i].segment->seq >= g->segment_floor &&
+            d->origin <= r->checkpoint_seq && d->first <= s->index && s->index - d->first <= d->span) {
+            return d->term != s->term;
+        }
+    }
+    return false;
+}
+
 static void assemble(struct recovery *r, struct finding *f, const struct found_run *runs, uint32_t count)
 {
     struct glog *g = f->log;
@@ -231,9 +259,7 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
         log_error("store: snapshot %" PRIu64 " of group %" PRIu64 " is missing", f->line_snapshot, g->group);
         f->is_amnesiac = true;
     }
-    // A tail that does not belong to the snapshot's history (an install whose mark did not reach the disk).
-    if (snapshot > 0 && g->window_count > 0 && g->window_first <= snapshot && g->last > snapshot &&
-        window_term(f, snapshot) != g->snapshot->term) {
+    if (has_foreign_tail(r, f, runs, count)) {
         finding_cut(f, snapshot + 1);
     }
     take_runs(r, f, runs, count);
