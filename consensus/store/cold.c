@@ -268,6 +268,6 @@ enum rc cold_run_position(struct cold *c, const struct run *run, uint64_t index,
     }
     uint32_t offset = 0;
     TRY(read_u32(c, seq, arrays + (uint64_t)at * 4, &offset));
-    *position = (uint64_t)offset * 8;
+    *position = ((uint64_t)run->base << run->segment->base_shift) + (uint64_t)offset * 8;
     return RC_OK;
 }

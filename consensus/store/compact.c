@@ -338,14 +338,9 @@ static void publish_run(struct store_worker *w, const struct compaction *c, cons
     uint32_t count = 0;
     for (uint32_t i = 0; i < item->runs_count && disk[i].first <= end; i++) {
         const struct run_disk *d = &disk[i];
-        const bool is_dense = d->count == d->span + 1;
-        uint64_t last = d->first + d->span;
-        assert(is_dense || last <= end);  // What is cut lies above the snapshot.
+        uint64_t last = d->first + d->span;  // What is cut lies above the snapshot: it is dense.
         last = last < end ? last : end;
-        struct run r = {.segment = s, .first = d->first, .term = d->term, .span = (uint32_t)(last - d->first)};
-        r.count = is_dense ? r.span + 1 : d->count;
-        r.index_pos = (uint32_t)(d->index_pos / 4);
-        r.bytes = (uint32_t)(d->bytes / 8 * r.count / d->count);
+        struct run r = run_of(d, s, d->first, last);
         const uint64_t live = glog_live_in(g, &r);
         r.live = live < r.count ? (uint32_t)live : r.count;
         if (r.live > 0) {

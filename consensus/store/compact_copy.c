@@ -118,7 +118,8 @@ void compaction_copy_slice(struct job *job)
     struct disk *d = c->worker->store->config.disk;
     if (!c->has_writer) {
         c->has_writer = true;
-        segment_writer_init(&c->writer, d, c->segment_seq, 0, SEGMENT_COMPACTED);
+        segment_writer_init(&c->writer, d, c->segment_seq, 0, SEGMENT_COMPACTED,
+                            c->worker->store->config.segment_reach);
     }
     c->rc = copy_items(c);
     if (c->rc != RC_OK && c->rc != RC_MORE) {

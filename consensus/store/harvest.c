@@ -474,7 +474,8 @@ static void harvest_run(struct job *job)
     if (!h->has_writer) {
         h->has_writer = true;
         segment_writer_init(&h->writer, d, h->segment_seq, h->file_seq,
-                            h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS);
+                            h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS,
+                            h->worker->store->config.segment_reach);
     }
     h->rc = write_slice(h);
     if (h->rc != RC_OK && h->rc != RC_MORE) {
@@ -500,17 +501,8 @@ static void publish_runs(struct glog *g, const struct run_disk *runs, uint32_t c
             return;
         }
         uint64_t last = d->first + d->span;
-        bool is_dense = d->count == d->span + 1;
-        if (last >= cut) {
-            assert(is_dense);
-            last = cut - 1;
-        }
-        struct run r = {
-            .segment = s, .first = d->first, .term = d->term, .span = (uint32_t)(last - d->first)};
-        r.count = r.live = is_dense ? r.span + 1 : d->count;
-        assert(d->index_pos / 4 <= UINT32_MAX);
-        r.index_pos = (uint32_t)(d->index_pos / 4);
-        r.bytes = (uint32_t)(d->bytes / 8 * r.count / d->count);
+        last = last < cut ? last : cut - 1;  // What is cut is dense.
+        const struct run r = run_of(d, s, d->first, last);
         segment_hold(s);
         glog_window_drop(g, d->first, last);
         glog_add_run(g, &r);

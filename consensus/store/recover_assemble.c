@@ -116,11 +116,7 @@ static void add_pieces(struct glog *g, const struct found_run *f, uint64_t first
         if (is_sparse && (at != d->first || end != d->first + d->span)) {
             return;  // Overlapped by a better one that has all of it (a later installed snapshot).
         }
-        struct run r = {.segment = f->segment, .first = at, .term = d->term, .span = (uint32_t)(end - at)};
-        r.count = is_sparse ? d->count : r.span + 1;
-        r.index_pos = (uint32_t)(d->index_pos / 4 + (is_sparse ? 0 : at - d->first));
-        r.bytes = (uint32_t)(d->bytes / 8 * r.count / d->count);
-        r.live = r.count;
+        const struct run r = run_of(d, f->segment, at, end);
         segment_hold(r.segment);
         glog_add_run(g, &r);
         at = end + 1;

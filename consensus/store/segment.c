@@ -7,13 +7,17 @@
 // A crash at any point leaves either nothing, a temporary file (deleted at start; its source still exists),
 // or the sealed file. The sums of single records cover offsets too: a wrong offset leads to a record of
 // another name.
+//
+// A snapshot that another node sends comes with all that is live, in one file so that it is there as a whole or
+// not at all, however large. So a run that begins beyond `reach` counts its offsets from a base of its own, and no
+// run goes on for longer than that.
 #include "consensus/store/segment.h"
 #include "node/base/log.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { FLUSH_BYTES = 1 << 20 };
+enum { FLUSH_BYTES = 1 << 20, BASE_SHIFT_SMALL = 12 };
 
 void segment_path(uint64_t seq, bool is_sealed, char out[SEGMENT_PATH_MAX])
 {
@@ -23,9 +27,12 @@ void segment_path(uint64_t seq, bool is_sealed, char out[SEGMENT_PATH_MAX])
 }
 
 void segment_writer_init(struct segment_writer *w, struct disk *disk, uint64_t seq, uint64_t origin,
-                         uint32_t kind)
+                         uint32_t kind, uint64_t reach)
 {
+    assert(reach <= SEGMENT_REACH);
     *w = (struct segment_writer){.disk = disk, .seq = seq, .origin = origin, .kind = kind};
+    w->reach = reach != 0 ? reach : SEGMENT_REACH;
+    w->base_shift = w->reach == SEGMENT_REACH ? SEGMENT_BASE_SHIFT : BASE_SHIFT_SMALL;
     buf_init(&w->out);
     buf_init(&w->arrays);
     buf_init(&w->runs);
@@ -66,20 +73,27 @@ enum rc segment_sync(struct segment_writer *w)
     return w->disk->sync(w->file);
 }
 
+static struct segment_header_disk header_of(const struct segment_writer *w)
+{
+    struct segment_header_disk h = {
+        .magic = SEGMENT_MAGIC,
+        .version = w->is_far ? SEGMENT_VERSION_FAR : SEGMENT_VERSION,
+        .kind = w->kind,
+        .seq = w->seq,
+        .origin = w->kind == SEGMENT_COMPACTED ? 0 : w->origin,
+        .base_shift = w->is_far ? w->base_shift : 0,
+    };
+    h.crc = crc32c(0, &h, offsetof(struct segment_header_disk, crc));
+    return h;
+}
+
 static enum rc writer_begin(struct segment_writer *w)
 {
     char path[SEGMENT_PATH_MAX];
     segment_path(w->seq, false, path);
     TRY(w->disk->open(w->disk, path, DISK_READ | DISK_WRITE | DISK_CREATE, &w->file));
     TRY(w->disk->truncate(w->file, 0));
-    struct segment_header_disk h = {
-        .magic = SEGMENT_MAGIC,
-        .version = SEGMENT_VERSION,
-        .kind = w->kind,
-        .seq = w->seq,
-        .origin = w->kind == SEGMENT_COMPACTED ? 0 : w->origin,
-    };
-    h.crc = crc32c(0, &h, offsetof(struct segment_header_disk, crc));
+    const struct segment_header_disk h = header_of(w);
     memset(buf_extend(&w->out, SEGMENT_HEADER_BYTES), 0, SEGMENT_HEADER_BYTES);
     memcpy(w->out.ptr, &h, sizeof(h));
     return RC_OK;
@@ -93,6 +107,9 @@ enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t 
     }
     *position = w->flushed + w->out.len;
     assert(*position % RECORD_ALIGN == 0);
+    if (*position + bytes.len > SEGMENT_BYTES_MAX) {
+        return RC_NO_SPACE;
+    }
     if (bytes.len >= FLUSH_BYTES) {  // Not twice in memory.
         TRY(writer_flush(w));
         struct iovec iov = {.iov_base = (void *)bytes.ptr, .iov_len = bytes.len};
@@ -148,6 +165,11 @@ static bool continues_run(const struct segment_writer *w, const struct record_di
     return r->index == last + 1 || (flags & RUN_COMMITTED && r->index - w->run.first < UINT32_MAX);
 }
 
+static uint64_t run_base(const struct segment_writer *w)
+{
+    return (uint64_t)w->run.base << w->base_shift;
+}
+
 enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r, struct span record,
                             bool is_committed)
 {
@@ -160,19 +182,22 @@ enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *
 void segment_note_entry(struct segment_writer *w, const struct record_disk *r, uint64_t position,
                         uint64_t len, bool is_committed)
 {
-    assert(position / 8 <= UINT32_MAX);
     uint32_t flags = (is_committed ? RUN_COMMITTED : 0) | (r->kind == RECORD_CONFIG ? RUN_CONFIG : 0);
-    if (!continues_run(w, r, flags)) {
+    if (!continues_run(w, r, flags) || position - run_base(w) >= w->reach) {
         segment_end_run(w);
         w->has_run = true;
         w->run = (struct run_disk){
             .group = r->group, .origin = w->origin, .first = r->index, .term = r->term, .flags = flags};
+        w->run.base = position < w->reach ? 0 : (uint32_t)(position >> w->base_shift);
+        w->is_far |= w->run.base != 0;
     }
+    const uint64_t offset = (position - run_base(w)) / 8;
+    assert(offset <= UINT32_MAX);
     w->run.span = (uint32_t)(r->index - w->run.first);
     w->run.count++;
     w->run.bytes += len;
     buf_u32(&w->deltas, w->run.span);
-    buf_u32(&w->offsets, (uint32_t)(position / 8));
+    buf_u32(&w->offsets, (uint32_t)offset);
 }
 
 void segment_add_snapshot(struct segment_writer *w, uint64_t group, uint64_t index, uint64_t term,
@@ -225,6 +250,10 @@ enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes)
         .kind = w->kind,
     };
     t.crc = crc32c(0, &t, offsetof(struct segment_trailer_disk, crc));
+    if (w->is_far) {
+        const struct segment_header_disk h = header_of(w);
+        TRY(segment_patch(w, 0, span_of(&h, sizeof(h))));
+    }
     TRY(writer_flush(w));
     struct iovec iov[3] = {
         {.iov_base = w->arrays.ptr, .iov_len = w->arrays.len},
@@ -252,6 +281,24 @@ enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes)
     return RC_OK;
 }
 
+struct run run_of(const struct run_disk *d, struct segment *s, uint64_t first, uint64_t last)
+{
+    const bool is_dense = d->count == d->span + 1;
+    assert(first >= d->first);
+    assert(last <= d->first + d->span);
+    assert(is_dense || (first == d->first && last == d->first + d->span));
+    const uint64_t index_pos = d->index_pos / 4 + (first - d->first);
+    const uint64_t index_pos_max = ((uint64_t)1 << RUN_INDEX_POS_BITS) - 1, base_max = (1u << RUN_BASE_BITS) - 1;
+    assert(index_pos <= index_pos_max);
+    assert(d->base <= base_max);
+    struct run r = {.segment = s, .first = first, .term = d->term, .span = (uint32_t)(last - first)};
+    r.index_pos = index_pos & index_pos_max;
+    r.base = d->base & base_max;
+    r.count = r.live = is_dense ? r.span + 1 : d->count;
+    r.bytes = (uint32_t)(d->bytes / 8 * r.count / d->count);
+    return r;
+}
+
 // ---- opening ------------------------------------------------------------------------------------
 
 static enum rc read_exact(struct disk *d, struct disk_file *f, uint64_t at, void *to, size_t len)
@@ -276,14 +323,15 @@ static enum rc load_tables(struct disk *d, struct disk_file *f, uint64_t seq, st
         h.seq != seq) {
         return RC_CORRUPT;
     }
-    if (h.version != SEGMENT_VERSION) {  // All behind the header may look otherwise then.
+    const bool is_far = h.version == SEGMENT_VERSION_FAR;
+    if (h.version != SEGMENT_VERSION && !is_far) {  // All behind the header may look otherwise then.
         log_error("store: segment %" PRIu64 " has format version %u, this program knows %d", seq, h.version,
-                  SEGMENT_VERSION);
+                  SEGMENT_VERSION_FAR);
         return RC_UNSUPPORTED;
     }
     TRY(read_exact(d, f, size - sizeof(t), &t, sizeof(t)));
     if (t.magic != SEGMENT_TRAILER_MAGIC || t.crc != crc32c(0, &t, offsetof(struct segment_trailer_disk, crc)) ||
-        t.seq != seq || t.kind != h.kind || t.file_bytes != size ||
+        t.seq != seq || t.kind != h.kind || (is_far && h.base_shift > SEGMENT_BASE_SHIFT) || t.file_bytes != size ||
         t.runs_pos + (uint64_t)t.runs_count * sizeof(struct run_disk) + sizeof(t) != size) {
         return RC_CORRUPT;
     }
@@ -302,6 +350,7 @@ static enum rc load_tables(struct disk *d, struct disk_file *f, uint64_t seq, st
     s->seq = seq;
     s->origin = h.origin;
     s->kind = h.kind;
+    s->base_shift = is_far ? h.base_shift : 0;
     s->bytes = size;
     s->data_bytes = segment_data_bytes(runs, t.runs_count);
     *out = s;

@@ -16,6 +16,7 @@ struct store;
 enum {
     SEGMENT_HEADER_BYTES = 4096,
     SEGMENT_VERSION = 1,
+    SEGMENT_VERSION_FAR = 2,  // With a run that counts from a base of its own: only when there is one.
     SEGMENT_PATH_MAX = 64,
 };
 #define SEGMENT_MAGIC 0x31474553574eu  // Little endian "NWSEG1".
@@ -35,8 +36,8 @@ struct segment_header_disk {
     uint32_t kind;
     uint64_t seq;
     uint64_t origin;  // WAL file the content came from; 0 for the other kinds.
-    uint32_t reserved;
-    uint32_t crc;  // Over everything before it.
+    uint32_t base_shift;  // Version 2: run_disk.base is in units of 1 << base_shift bytes. Version 1: 0.
+    uint32_t crc;         // Over everything before it.
 };
 static_assert(sizeof(struct segment_header_disk) == 40, "segment header layout");
 
@@ -49,8 +50,8 @@ enum run_flag {
 };
 
 // One run: entries of one group, of one term, ascending. Dense: `count` offsets. Sparse (count < span + 1;
-// only committed ones): `count` distances from `first`, then `count` offsets. Offsets are u32 file positions
-// / 8.
+// only committed ones): `count` distances from `first`, then `count` offsets. Offsets are u32: file positions
+// from `base` on, / 8.
 struct run_disk {
     uint64_t group;
     uint64_t origin;
@@ -61,7 +62,7 @@ struct run_disk {
     uint32_t span;       // Last index - first.
     uint32_t count;
     uint32_t flags;
-    uint32_t reserved;
+    uint32_t base;  // In the header's units; 0 in version 1.
 };
 static_assert(sizeof(struct run_disk) == 64, "run layout");
 
@@ -89,22 +90,34 @@ struct segment {
     uint64_t bytes;  // File size.
     uint64_t data_bytes;  // Of all records that runs and snapshots name.
     uint32_t kind;
+    uint32_t base_shift;  // Unit of its runs' bases.
     _Atomic uint32_t shared_refs;  // Runs, snapshots and reads that use it; 0: the file may go. acq_rel: the
                                    // last one to let go sees what all others did.
     _Atomic uint64_t shared_live_bytes;  // Relaxed; of runs and snapshots, for choosing what to compact.
     uint64_t doomed_after;               // Delete once this submission has come back.
 };
 
+enum {
+    RUN_INDEX_POS_BITS = 42,
+    RUN_BASE_BITS = 22,
+    SEGMENT_BASE_SHIFT = 22,
+};
+// A run's entries begin less than this behind its base: so their offsets fit into 32 bits, and its bytes too.
+#define SEGMENT_REACH ((uint64_t)16 << 30)
+// No segment's records are more: positions of arrays have 44 bits, bases as well.
+#define SEGMENT_BYTES_MAX ((uint64_t)12 << 40)
+
 // A run that still has live entries, in its glog's table.
 struct run {
     struct segment *segment;  // Counted in shared_refs.
     uint64_t first;
     uint64_t term;
+    uint64_t index_pos : RUN_INDEX_POS_BITS;  // / 4.
+    uint64_t base : RUN_BASE_BITS;            // In the segment's units.
     uint32_t span;
-    uint32_t count;      // Entries on disk.
-    uint32_t live;       // Entries of them that are still needed.
-    uint32_t index_pos;  // / 4.
-    uint32_t bytes;      // / 8: of `count` records.
+    uint32_t count;  // Entries on disk.
+    uint32_t live;   // Entries of them that are still needed.
+    uint32_t bytes;  // / 8: of `count` records.
 };
 static_assert(sizeof(struct run) == 48, "a run costs 48 bytes");
 // What a run adds to its segment's live bytes; an average, because exact sizes would need the offset array.
@@ -116,6 +129,9 @@ static inline uint64_t run_last(const struct run *r)
 {
     return r->first + r->span;
 }
+// What first..last of a run on disk are in its glog's table, all of them live; the whole of it if it is sparse. The
+// reference to `s` is the caller's to take.
+struct run run_of(const struct run_disk *d, struct segment *s, uint64_t first, uint64_t last);
 
 void segment_path(uint64_t seq, bool is_sealed, char out[SEGMENT_PATH_MAX]);
 
@@ -127,6 +143,9 @@ struct segment_writer {
     uint64_t seq;
     uint64_t origin;  // Of the file, and of the runs written now.
     uint32_t kind;
+    uint64_t reach;       // SEGMENT_REACH, or less in a test.
+    uint32_t base_shift;
+    bool is_far;          // Some run has a base.
     uint64_t flushed;   // File position of out.ptr[0].
     struct buf out;     // Not yet written.
     struct buf arrays;  // Index arrays; positions in `runs` are relative until sealed.
@@ -137,8 +156,9 @@ struct segment_writer {
     struct buf deltas;
     struct buf offsets;
 };
+// `reach`: at most SEGMENT_REACH; 0: that.
 void segment_writer_init(struct segment_writer *w, struct disk *disk, uint64_t seq, uint64_t origin,
-                         uint32_t kind);
+                         uint32_t kind, uint64_t reach);
 void segment_writer_deinit(struct segment_writer *w);  // Removes the temporary file if it was not sealed.
 // Appends one verified record (whole, padded). Entries of a group come in ascending order.
 MUST_USE enum rc segment_write_entry(struct segment_writer *w, const struct record_disk *r,
@@ -148,7 +168,8 @@ void segment_note_entry(struct segment_writer *w, const struct record_disk *r, u
                         uint64_t len, bool is_committed);
 // Takes back the runs from number `from` on, the open one included (a record did not check): their bytes stay, unnamed.
 void segment_forget_runs(struct segment_writer *w, uint32_t from);
-// Appends bytes that belong to no run (snapshot chunks); returns their file position.
+// Appends bytes that belong to no run (snapshot chunks); returns their file position. RC_NO_SPACE also beyond
+// SEGMENT_BYTES_MAX.
 MUST_USE enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t *position);
 // Overwrites bytes written earlier.
 MUST_USE enum rc segment_patch(struct segment_writer *w, uint64_t position, struct span bytes);

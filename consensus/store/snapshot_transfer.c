@@ -237,7 +237,8 @@ static struct receive *receive_create(struct glog *g, const struct glog_snapshot
     r->index = info->index;
     r->term = info->term;
     r->segment_seq = store_next_segment(w->store);
-    segment_writer_init(&r->writer, w->store->config.disk, r->segment_seq, 0, SEGMENT_INSTALLED);
+    segment_writer_init(&r->writer, w->store->config.disk, r->segment_seq, 0, SEGMENT_INSTALLED,
+                        w->store->config.segment_reach);
     buf_init(&r->header_bytes);
     buf_init(&r->header.live);
     plan_begin(w, &r->plan, receive_free);
@@ -385,14 +386,7 @@ static void install(struct glog *g, struct receive *r)
         if (d->flags & RUN_SNAPSHOT) {
             continue;
         }
-        struct run run = {.segment = s,
-                          .first = d->first,
-                          .term = d->term,
-                          .span = d->span,
-                          .count = d->count,
-                          .live = d->count,
-                          .index_pos = (uint32_t)(d->index_pos / 4),
-                          .bytes = (uint32_t)(d->bytes / 8)};
+        const struct run run = run_of(d, s, d->first, d->first + d->span);
         segment_hold(s);
         glog_add_run(g, &run);
     }

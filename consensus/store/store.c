@@ -77,6 +77,7 @@ struct segment *segment_create(struct store_worker *w, const struct segment_writ
     s->seq = written->seq;
     s->kind = written->kind;
     s->origin = written->kind == SEGMENT_RETIRED ? written->origin : 0;
+    s->base_shift = written->base_shift;
     s->bytes = bytes;
     s->data_bytes = segment_data_bytes((const struct run_disk *)(const void *)written->runs.ptr,
                                        segment_runs_count(written));

@@ -227,6 +227,7 @@ struct sim {
     uint64_t watched;      // Group of which more is told; 0 none.
     uint64_t wal_file_bytes, memtable_bytes;
     uint32_t wal_slice_bytes;
+    uint64_t segment_reach;
 };
 
 // One run. Returns true if nothing was violated; the counters are added to `total`.

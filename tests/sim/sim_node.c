@@ -264,6 +264,7 @@ static bool node_open(struct sim_node *n, struct found *found)
         .wal_reserve_files = 1,
         .reserve_bytes = s->wal_file_bytes + s->wal_file_bytes / 8,
         .wal_slice_bytes = s->wal_slice_bytes,
+        .segment_reach = s->segment_reach,
         .random = rng_next(&n->rng),
         .on_wal_file_closed = on_wal_file_closed,
         .on_wal_done = on_wal_done,

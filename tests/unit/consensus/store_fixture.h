@@ -245,6 +245,8 @@ static bool is_dead(const struct fixture *f)
     return sim_disk_is_dead(f->disk) || sim_disk_base(f->disk)->failed;
 }
 
+static uint64_t fixture_reach;  // Of stores opened from now on.
+
 static void fixture_open(struct fixture *f)
 {
     f->config = (struct store_config){
@@ -258,6 +260,7 @@ static void fixture_open(struct fixture *f)
         .wal_slice_bytes = f->config.wal_slice_bytes,
         .wal_reserve_files = f->config.wal_reserve_files,
         .reserve_bytes = f->config.reserve_bytes,
+        .segment_reach = fixture_reach,
         .random = ++f->random,
         .on_wal_file_closed = on_closed,
         .on_wal_done = on_done,
