@@ -100,7 +100,8 @@ struct kv *kv_mem_create(void);
 // its name was lost). RC_CORRUPT: there was one, but it cannot be opened. RC_IO, RC_NO_SPACE.
 MUST_USE enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out);
 // A new empty generation beside the published one, not published yet. kv_publish removes the others' files
-// (also while they are open: their readers go on).
+// (also while they are open: their readers go on). Of both: RC_NO_SPACE leaves all as it was, and the same may be tried
+// again (kv_lmdb_pause).
 MUST_USE enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv **out);
 // No generation is the published one any more; durable. For a node that begins a new life.
 MUST_USE enum rc kv_lmdb_forget(const char *dir);
@@ -110,6 +111,9 @@ bool kv_lmdb_is_short(void);
 // Before the meta thread is stopped: commits wait no more. One for which there is no room is dropped; the log
 // has its content.
 void kv_lmdb_stop_waiting(void);
+// Called after RC_NO_SPACE of kv_lmdb_create and kv_publish, on the meta thread, before the next try: waits a while.
+// `is_first`: says so in the log. False: nobody waits any more (kv_lmdb_stop_waiting).
+bool kv_lmdb_pause(bool is_first);
 // For tests: asked instead of the file system. Returns 0 or an errno; NULL: the file system again.
 void kv_lmdb_set_allocate(int (*fn)(int fd, uint64_t bytes));
 // Runs fn(ctx), answering RC_CORRUPT if it dies of a damaged LMDB file (bad page references fault, checks in

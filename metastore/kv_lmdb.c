@@ -36,6 +36,7 @@ struct kv_lmdb {
     MDB_dbi dbi[KV_TABLES];
     char *dir;  // Owned; the metastore's directory.
     uint64_t generation;
+    bool is_incomplete;  // A commit was dropped, for nobody waited: what this says must not be found again.
     uint64_t allocated;  // Bytes of data.mdb that have blocks; UINT64_MAX: the file system does not do that.
 };
 
@@ -173,6 +174,7 @@ enum {
     // put, for pages are copied on write and split. (What a commit frees is used by the one after the next.)
     COMMIT_BYTES = 1 << 20,
     COMMIT_FACTOR = 3,
+    LOCK_BYTES = 64 << 10,  // More than LMDB's table of readers.
     ROOM_RETRY_NS = 100000000,
 };
 
@@ -225,20 +227,38 @@ static bool has_room(struct kv_lmdb *k, uint64_t need)
     return !is_full;
 }
 
+bool kv_lmdb_pause(bool is_first)
+{
+    const struct timespec pause = {.tv_nsec = ROOM_RETRY_NS};
+    atomic_store_explicit(&shared_is_short, true, memory_order_relaxed);
+    if (is_first) {
+        log_error("metadata store: the disk is full: changes wait until there is room");
+    }
+    if (atomic_load_explicit(&shared_is_hurried, memory_order_acquire)) {
+        return false;
+    }
+    nanosleep(&pause, NULL);
+    return true;
+}
+
 // False: there is none, and nobody waits any more.
 static bool room_wait(struct kv_lmdb *k, uint64_t need)
 {
-    const struct timespec pause = {.tv_nsec = ROOM_RETRY_NS};
     for (bool is_first = true; !has_room(k, need); is_first = false) {
-        if (is_first) {
-            log_error("metadata store: the disk is full: changes wait until there is room");
-        }
-        if (atomic_load_explicit(&shared_is_hurried, memory_order_acquire)) {
+        if (!kv_lmdb_pause(is_first)) {
             return false;
         }
-        nanosleep(&pause, NULL);
     }
     return true;
+}
+
+// Gives a file of a few pages its blocks before it is written. RC_NO_SPACE; file systems that do not do that pass.
+static enum rc allocate_small(int fd, uint64_t bytes)
+{
+    const int e = allocate(fd, bytes);
+    const bool is_full = e == ENOSPC || e == EDQUOT;
+    atomic_store_explicit(&shared_is_short, is_full, memory_order_relaxed);
+    return is_full ? RC_NO_SPACE : RC_OK;
 }
 
 static enum rc lmdb_commit(struct kv_txn *txn)
@@ -246,10 +266,12 @@ static enum rc lmdb_commit(struct kv_txn *txn)
     struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
     assert(txn->is_write);
     close_cursors(t);
+    struct kv_lmdb *k = container_of(txn->kv, struct kv_lmdb, kv);
     enum rc rc = RC_OK;
-    if (room_wait(container_of(txn->kv, struct kv_lmdb, kv), COMMIT_BYTES + COMMIT_FACTOR * t->put_bytes)) {
+    if (room_wait(k, COMMIT_BYTES + COMMIT_FACTOR * t->put_bytes)) {
         rc = rc_of(mdb_txn_commit(t->mdb));
     } else {
+        k->is_incomplete = true;
         mdb_txn_abort(t->mdb);
     }
     free(t);
@@ -303,8 +325,11 @@ static void path_of(char out[PATH_MAX], const char *dir, const char *format, uin
 
 static enum rc rc_of_errno(const char *what)
 {
+    if (errno == ENOSPC || errno == EDQUOT) {
+        return RC_NO_SPACE;  // Who waits for room says so, once.
+    }
     log_error("metadata store: %s: %s", what, strerror(errno));
-    return errno == ENOSPC || errno == EDQUOT ? RC_NO_SPACE : RC_IO;
+    return RC_IO;
 }
 
 static enum rc dir_sync(const char *dir)
@@ -357,8 +382,8 @@ static enum rc current_write(const char *dir, uint64_t generation)
     if (fd < 0) {
         return rc_of_errno("open CURRENT.tmp");
     }
-    enum rc rc = RC_OK;
-    if (write(fd, text, (size_t)n) != n || fsync(fd) != 0) {
+    enum rc rc = allocate_small(fd, (uint64_t)n);
+    if (rc == RC_OK && (write(fd, text, (size_t)n) != n || fsync(fd) != 0)) {
         rc = rc_of_errno("write CURRENT.tmp");
     }
     close(fd);
@@ -444,7 +469,13 @@ static enum rc env_open(struct kv_lmdb *k, uint64_t map_bytes)
 static enum rc lmdb_publish(struct kv *kv)
 {
     struct kv_lmdb *k = container_of(kv, struct kv_lmdb, kv);
-    TRY(lmdb_sync(kv));
+    if (k->is_incomplete) {
+        return RC_NO_SPACE;
+    }
+    const enum rc rc = lmdb_sync(kv);
+    if (rc != RC_OK) {
+        return RC_IO;  // Never to be tried again, whatever it was: pages may be lost.
+    }
     char path[PATH_MAX];
     path_of(path, k->dir, "gen-%llu", k->generation);
     TRY(dir_sync(path));
@@ -498,6 +529,27 @@ static enum rc generation_open(const char *dir, uint64_t generation, uint64_t ma
     return RC_OK;
 }
 
+// LMDB writes both files before anything can wait for room, and dies of a lock file, which it maps, without blocks.
+static enum rc generation_allocate(const char *dir, uint64_t generation)
+{
+    static const struct {
+        const char *name;
+        uint64_t bytes;
+    } files[] = {{"gen-%llu/data.mdb", COMMIT_BYTES}, {"gen-%llu/lock.mdb", LOCK_BYTES}};
+    for (size_t i = 0; i < sizeof(files) / sizeof(files[0]); i++) {
+        char path[PATH_MAX];
+        path_of(path, dir, files[i].name, generation);
+        const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0) {
+            return rc_of_errno("make a generation");
+        }
+        const enum rc rc = allocate_small(fd, files[i].bytes);
+        close(fd);
+        TRY(rc);
+    }
+    return RC_OK;
+}
+
 enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv **out)
 {
     TRY(dir_make(dir));
@@ -510,7 +562,14 @@ enum rc kv_lmdb_create(const char *dir, uint64_t map_bytes, struct kv **out)
     char path[PATH_MAX];
     path_of(path, dir, "gen-%llu", generation);
     TRY(dir_make(path));
-    return generation_open(dir, generation, map_bytes, out);
+    enum rc rc = generation_allocate(dir, generation);
+    if (rc == RC_OK) {
+        rc = generation_open(dir, generation, map_bytes, out);
+    }
+    if (rc == RC_NO_SPACE) {
+        generation_remove(dir, generation, 0);
+    }
+    return rc;
 }
 
 enum rc kv_lmdb_open(const char *dir, uint64_t map_bytes, struct kv **out)

@@ -69,8 +69,27 @@ static struct kv *store_create(struct meta_fsm *f)
         return kv_mem_create();
     }
     struct kv *kv = NULL;
-    must(kv_lmdb_create(f->config.dir, f->config.map_bytes, &kv), "new generation");
+    enum rc rc = RC_NO_SPACE;
+    for (bool is_first = true; rc == RC_NO_SPACE; is_first = false) {
+        rc = kv_lmdb_create(f->config.dir, f->config.map_bytes, &kv);
+        if (rc == RC_NO_SPACE && !kv_lmdb_pause(is_first)) {
+            return kv_mem_create();  // The process ends: what goes into it the next one hears again.
+        }
+    }
+    must(rc, "new generation");
     return kv;
+}
+
+static void publish(struct kv *kv)
+{
+    enum rc rc = RC_NO_SPACE;
+    for (bool is_first = true; rc == RC_NO_SPACE; is_first = false) {
+        rc = kv_publish(kv);
+        if (rc == RC_NO_SPACE && !kv_lmdb_pause(is_first)) {
+            return;  // The process ends; the next one finds what was published before.
+        }
+    }
+    must(rc, "publish");
 }
 
 static void run_apply(struct meta_job *j)
@@ -114,7 +133,7 @@ static void take_over(struct meta_job *j, struct generation *incoming)
     tree_close(&f->tree);
     must(tree_open(&f->tree, incoming->kv), "open of a new generation");
     if (f->is_published) {
-        must(kv_publish(incoming->kv), "publish");
+        publish(incoming->kv);
     }
     j->generation = f->generation;
     f->generation = incoming;
@@ -224,7 +243,7 @@ static void job_run(struct job *job)
     case META_JOB_LOAD:
         must(tree_commit(&f->tree), "commit");
         if (!f->is_published) {
-            must(kv_publish(f->generation->kv), "publish");
+            publish(f->generation->kv);
             f->is_published = true;
         }
         tell_all(j, false);

@@ -2,6 +2,7 @@
 // links: metastore node/base proto consensus consensus/raft consensus/solo gen
 // The metadata store over its life: starting with what it has, damage, snapshots.
 #include "tests/unit/metastore/metastore_nodes.h"
+#include <errno.h>
 #include <fcntl.h>
 
 // ---- starting ---------------------------------------------------------------------------------------------
@@ -262,6 +263,85 @@ START_TEST(an_installed_snapshot_resets_the_projections_and_answers_waiting_comm
 }
 END_TEST
 
+static uint32_t asked, refused_at, refused_until;
+
+// The disk is full from one ask until another.
+static int allocate_in_time(int fd, uint64_t bytes)
+{
+    const uint32_t n = asked++;
+    if (n >= refused_at && n < refused_until) {
+        return ENOSPC;
+    }
+    return fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)bytes) == 0 ? 0 : errno;
+}
+
+START_TEST(an_installed_snapshot_waits_for_room_wherever_it_wants_for_it)
+{
+    struct answer a;
+    put(&a, 1, 0, "q", META_IF_ABSENT);
+    pump();
+    dir = temp_dir();
+    node_stop(3);
+    node_start(3, dir, NULL);
+    pass_ms(500);
+    w.node[3].is_up = false;
+    put(&a, 1, 0, "r", META_IF_ABSENT);
+    pump();
+    struct image image = take(1, false);
+    w.node[3].is_up = true;
+    kv_lmdb_set_allocate(allocate_in_time);
+    asked = 0;
+    refused_at = (uint32_t)_i;
+    refused_until = refused_at + 2;
+    ck_assert_int_eq(give(3, &image), RC_OK);
+    pump();
+    kv_lmdb_set_allocate(NULL);
+    ck_assert_uint_ge(asked, 4);  // Both files of a generation, a commit, the name of the published one.
+    ck_assert_uint_ge(asked, refused_until);
+    ck_assert(!kv_lmdb_is_short());
+    ck_assert_str_eq(w.node[3].told[0], "+q loaded reset +q +r loaded ");
+    node_stop(3);
+    restart_on_disk(3);
+    pump();
+    ck_assert_str_eq(w.node[3].told[0], "+q +r loaded ");
+    node_stop(3);
+    image_free(&image);
+    temp_remove(dir);
+}
+END_TEST
+
+START_TEST(who_stops_does_not_wait_for_the_room_of_a_snapshot_and_publishes_no_part_of_it)
+{
+    struct answer a;
+    put(&a, 1, 0, "q", META_IF_ABSENT);
+    pump();
+    dir = temp_dir();
+    node_stop(3);
+    node_start(3, dir, NULL);
+    pass_ms(500);
+    w.node[3].is_up = false;
+    put(&a, 1, 0, "r", META_IF_ABSENT);
+    pump();
+    struct image image = take(1, false);
+    w.node[3].is_up = true;
+    kv_lmdb_set_allocate(allocate_in_time);
+    asked = 0;
+    refused_at = (uint32_t)_i;
+    refused_until = refused_at + 1;
+    kv_lmdb_stop_waiting();
+    ck_assert_int_eq(give(3, &image), RC_OK);
+    pump();
+    kv_lmdb_set_allocate(NULL);
+    node_stop(3);
+    restart_on_disk(3);
+    pump();
+    ck_assert_str_eq(w.node[3].told[0], "+q loaded +r ");  // As published before, and what came since.
+    node_stop(3);
+    image_free(&image);
+    temp_remove(dir);
+}
+END_TEST
+
 START_TEST(a_snapshot_that_says_nothing_new_changes_nothing)
 {
     struct answer a;
@@ -310,6 +390,8 @@ int main(void)
     tcase_add_test(t, a_store_of_a_former_life_is_not_taken_over_by_a_new_replica);
     tcase_add_test(t, a_snapshot_can_be_taken_at_the_second_ask_also_while_entries_come_in);
     tcase_add_test(t, an_installed_snapshot_resets_the_projections_and_answers_waiting_commands);
+    tcase_add_loop_test(t, an_installed_snapshot_waits_for_room_wherever_it_wants_for_it, 0, 4);
+    tcase_add_loop_test(t, who_stops_does_not_wait_for_the_room_of_a_snapshot_and_publishes_no_part_of_it, 0, 4);
     tcase_add_test(t, a_snapshot_that_says_nothing_new_changes_nothing);
     tcase_add_test(t, a_damaged_snapshot_is_refused_and_the_old_state_stays);
     suite_add_tcase(s, t);
