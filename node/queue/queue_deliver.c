@@ -4,7 +4,8 @@
 // Each attached consumer has a cursor: the number of the last delivery sent. The pump sends what is unsettled above it,
 // as long as the window (bytes sent and not taken) and the lane allow; the same loop serves new deliveries, repeats after
 // an attach and those that waited. Bodies come from the log: in memory, or read ahead in one go on the cold thread, at
-// most QUEUE_COLD_BYTES per consumer; deliveries of a consumer never overtake one another.
+// most QUEUE_COLD_BYTES per consumer and less the more consumers have some; deliveries of a consumer never overtake one
+// another.
 #include "node/base/log.h"
 #include "node/queue/queue_parts.h"
 #include "proto/record.h"
@@ -41,6 +42,7 @@ void queue_deliver_forget(struct queue_server_consumer *c)
     if (!c->cold) {
         return;
     }
+    c->server->replica->service->cold_count--;
     if (c->cold->is_done) {
         cold_free(c->cold);
     } else {
@@ -72,16 +74,24 @@ static void cold_done(struct glog_read *read)
     queue_replica_mark(r);
 }
 
+// How much one more may read ahead: a thousand queues that are drained at once would else hold a quarter of a GiB.
+static uint64_t cold_share(const struct queue_service *q)
+{
+    const uint64_t share = QUEUE_COLD_ALL_BYTES / ((uint64_t)q->cold_count + 1);
+    return share > QUEUE_COLD_BYTES ? QUEUE_COLD_BYTES : share < QUEUE_COLD_BYTES_MIN ? QUEUE_COLD_BYTES_MIN : share;
+}
+
 // Reads `first` and what follows it for this consumer while indexes ascend.
 static void cold_start(struct queue_server_consumer *c, const struct queue_unsettled *first)
 {
     struct queue_replica *r = c->server->replica;
+    const uint64_t share = cold_share(r->service);
     struct queue_cold *cold = mem_zalloc(sizeof(*cold));
     uint32_t n = 0;
     uint64_t bytes = 0;
     for (const struct queue_unsettled *u = first; u && n < QUEUE_COLD_INDEXES; u = queue_fsm_next(c->fsm, u->number)) {
         uint64_t index = queue_ref_index(u->ref);
-        if (n > 0 && (index <= cold->indexes[n - 1] || bytes >= QUEUE_COLD_BYTES)) {
+        if (n > 0 && (index <= cold->indexes[n - 1] || bytes >= share)) {
             break;
         }
         cold->indexes[n++] = index;
@@ -90,8 +100,9 @@ static void cold_start(struct queue_server_consumer *c, const struct queue_unset
     cold->owner = c;
     c->cold = cold;
     r->service->metrics.cold_reads++;
+    r->service->cold_count++;
     cold->read = (struct glog_read){
-        .group = r->group, .indexes = cold->indexes, .indexes_count = n, .bytes_max = 2 * QUEUE_COLD_BYTES, .done = cold_done, .owner = cold};
+        .group = r->group, .indexes = cold->indexes, .indexes_count = n, .bytes_max = 2 * share, .done = cold_done, .owner = cold};
     group_entry_read(r->handle, &cold->read);
 }
 
@@ -269,5 +280,8 @@ void queue_deliver_pump(struct queue_server_consumer *c)
     }
     if (!v->local) {
         close_item(v->lane, &item);
+    }
+    if (c->cold && c->cold->is_done && c->cold->at > 0 && c->cold->at == c->cold->bytes.len) {
+        queue_deliver_forget(c);  // A consumer whose queue is empty keeps nothing of it.
     }
 }

@@ -14,7 +14,9 @@ enum {
     QUEUE_RETRY_MAX_NS = 100000000,        // up to this.
     QUEUE_POLL_NS = 1000000,               // Something full is looked at again.
     QUEUE_HELD_BYTES = 8 << 20,            // Publishes of other nodes a group holds while it is full.
-    QUEUE_COLD_BYTES = 256 << 10,          // One cold read-ahead of a consumer.
+    QUEUE_COLD_BYTES = 256 << 10,          // One cold read-ahead of a consumer,
+    QUEUE_COLD_BYTES_MIN = 16 << 10,       // which shrinks to this, so that
+    QUEUE_COLD_ALL_BYTES = 8 << 20,        // those of all consumers of a worker are about this.
     QUEUE_COLD_INDEXES = 256,
     QUEUE_TAKEN_STEP_BYTES = LIMIT_REMOTE_CONSUMER_WINDOW / 4,  // The leader is told of taken bytes in such steps.
     QUEUE_CREDIT_STEP = LIMIT_PREFETCH_UNLIMITED / 4,           // Messages per credit command.
@@ -309,6 +311,7 @@ struct queue_service {
     struct buf scratch;
     struct buf ranges;
     uint64_t next_counter, next_token;
+    uint32_t cold_count;     // Read-aheads of consumers, under way or held (queue_deliver.c).
     uint64_t check_at;       // Waiting sessions and questions are looked at; UINT64_MAX: none wait.
     uint64_t nodes_at;       // The earliest of the leading replicas' nodes_at.
     bool wants_turn;         // Something came up since the last turn.
