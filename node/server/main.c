@@ -99,18 +99,42 @@ static void raise_descriptor_limit(void)
     }
 }
 
-static sigset_t signals;  // Those that end the process; blocked everywhere, taken by the main thread.
+static sigset_t signals;       // Those that end the process; blocked everywhere, taken by the main thread.
+static bool is_told_to_end;    // Somebody else sent one: this process does not start itself again.
+
+// Takes a signal that somebody else sent, and those of this process that stand before it; waits no longer than `wait`.
+static bool take_signal(const struct timespec *wait)
+{
+    siginfo_t info;
+    while (sigtimedwait(&signals, &info, wait) > 0) {
+        if (info.si_pid != getpid()) {
+            is_told_to_end = true;
+            return true;
+        }
+    }
+    return false;
+}
 
 // Waits a little for another signal: whoever insists gets an end at once.
 static bool is_hurried(void)
 {
-    struct timespec wait = {.tv_nsec = 5000000};
-    return sigtimedwait(&signals, NULL, &wait) > 0;
+    const struct timespec wait = {.tv_nsec = 5000000};
+    return take_signal(&wait);
 }
 
 static void request_stop(void)
 {
     kill(getpid(), SIGTERM);
+}
+
+// A process that starts itself again keeps its id and what is pending. It may have asked itself to stop more than once: that is
+// done. What somebody else asked for stands.
+static void forget_own_requests(void)
+{
+    const struct timespec none = {0};
+    if (take_signal(&none)) {
+        request_stop();
+    }
 }
 
 // Decision 5: one core is left to the log, the kernel's network and the other threads.
@@ -135,6 +159,7 @@ int main(int argc, char **argv)
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
+    forget_own_requests();
 
     n->stop_requested = request_stop;
     if (n->config.workers == 0) {
@@ -146,13 +171,14 @@ int main(int argc, char **argv)
         log_critical("%.*s", (int)error.len, (const char *)error.ptr);
         return 69;
     }
-    int sig;
-    while (sigwait(&signals, &sig) != 0) {
+    siginfo_t info;
+    while (sigwaitinfo(&signals, &info) <= 0) {
     }
+    is_told_to_end = info.si_pid != getpid();
     log_notice("stopping");
     node_drain(n, is_hurried);
     node_stop(n);
-    if (atomic_load_explicit(&n->shared_restart, memory_order_acquire)) {
+    if (atomic_load_explicit(&n->shared_restart, memory_order_acquire) && !is_told_to_end) {
         log_notice("starting again");
         execv("/proc/self/exe", argv);
         log_critical("cannot start again; start the node by hand");

@@ -88,6 +88,36 @@ class Node:
         shutil.rmtree(self.dir)
 
 
+# Leaves a SIGTERM of its own, or of its parent, pending, and becomes the program that its arguments name.
+PENDING = """import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+if sys.argv[1] == "own": os.kill(os.getpid(), signal.SIGTERM)
+else: os.write(1, b"blocked\\n"); os.read(0, 1)
+assert signal.SIGTERM in signal.sigpending()
+os.execv(sys.argv[2], sys.argv[2:])"""
+
+
+def pending(tap, node):
+    """A node that starts itself again may have asked itself to stop twice. Who else asks is heard."""
+    def run(who):
+        return subprocess.Popen([sys.executable, "-c", PENDING, who, os.path.join(build, "warren"), "--config", node.conf], stdout=subprocess.PIPE,
+                                stderr=subprocess.DEVNULL, stdin=subprocess.PIPE)
+    node.stop()
+    node.process = run("own")
+    try: tap.ok(node.up(), "a stop that a process asked of itself before it started itself again is done")
+    except RuntimeError as e: tap.ok(False, "a stop that a process asked of itself before it started itself again is done", str(e))
+    node.stop()
+    node.process = run("other")
+    node.process.stdout.readline()
+    node.process.terminate()
+    node.process.stdin.write(b"x"); node.process.stdin.flush()
+    try: code = node.process.wait(20)
+    except subprocess.TimeoutExpired: code = "it runs"
+    tap.ok(code == 0, "a stop that somebody else asked for at that moment is heard", code)
+    node.kill()
+    node.start().up()
+
+
 def free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -264,6 +294,7 @@ def main():
     try:
         a, b, c = (n.start().up() for n in nodes)
         declare(a, "kept", 3)
+        pending(tap, b)
         refusals(tap, a, b)
         joining(tap, a, b, c)
         mixed(tap, a, b, c)
