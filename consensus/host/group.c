@@ -27,6 +27,7 @@ struct group_work *group_work(struct group *g)
     list_init(&w->dirty);
     list_init(&w->news);
     list_init(&w->reads);
+    list_init(&w->wake);
     g->work = w;
     return w;
 }
@@ -50,7 +51,8 @@ void group_rest(struct group *g)
     if (!w || (g->flags & (GROUP_WROTE | GROUP_WROTE_HARD_STATE))) {
         return;
     }
-    const bool is_listed = !list_is_empty(&w->dirty) || !list_is_empty(&w->news) || !list_is_empty(&w->reads);
+    const bool is_listed = !list_is_empty(&w->dirty) || !list_is_empty(&w->news) || !list_is_empty(&w->reads) ||
+                           !list_is_empty(&w->wake);
     const bool is_sending = w->notes > 0 || w->gated_first || w->blocked || w->feeding != 0;
     if (!is_listed && !is_sending && w->uncommitted == 0 && !w->config_applied) {
         work_free(g);
@@ -172,6 +174,9 @@ static void execute_accept(struct group *g, uint64_t first, uint64_t last, struc
                 g->ops->config_appended(g->replica, &c);
                 group_tell_members(g, &c);
             }
+            if (g->flags & GROUP_ASLEEP) {
+                host_wake_at_accept(g, r.kind);
+            }
         }
         records = span_of(records.ptr + size, records.len - (size_t)size);
     }
@@ -224,6 +229,7 @@ static void execute_role(struct group *g)
     count_campaign(g, st.role == ROLE_PRE_CANDIDATE || st.role == ROLE_CANDIDATE);
     if (st.role == ROLE_LEADER) {
         h->metrics.elections += (!g->work || g->work->proposed_first == UINT64_MAX) && st.config->count > 1;
+        host_wake(g, false);
     } else if (g->work) {
         g->work->uncommitted = 0;
         g->work->proposed_first = UINT64_MAX;
@@ -288,13 +294,22 @@ void group_tell_members(struct group *g, const struct config *c)
     }
 }
 
-// The replica cannot go on (its state is damaged): it stops taking part; the node goes on.
+// The replica cannot go on (its state is damaged): it stops taking part, another one leads; the node goes on.
 void group_fail(struct group *g, enum rc rc, const char *what)
 {
     log_error("group %llu: %s: %s; the replica stops", (unsigned long long)g->id, what, rc_text(rc));
+    struct consensus_status st;
+    g->ops->status(g->replica, &st);
+    if (st.role == ROLE_LEADER && st.config->count > 1) {
+        struct consensus_out out;
+        consensus_out_reset(&out);
+        g->ops->step_down(g->replica, host_now(g->host), &out);
+        group_execute(g, &out, span_of(NULL, 0), 0);
+    }
     host_read_fail(g, RC_CORRUPT);
     count_campaign(g, false);
     g->flags |= GROUP_FAILED;
+    host_sleep_ends(g);
     group_timer_update(g);
     host_send_group_gone(g);
     if (!list_is_empty(&g->ready)) {
@@ -433,7 +448,9 @@ enum rc host_group_add(struct host *h, const struct group_spec *spec, struct gro
     struct config members;
     config_copy(&members, st.config);
     group_tell_members(g, &members);
-    if (start.snapshot_index > 0) {
+    if (host_may_sleep(spec, &start, g->log)) {
+        host_sleep(g);
+    } else if (start.snapshot_index > 0) {
         host_snapshot_load(g);
     }
     group_timer_update(g);
@@ -449,6 +466,7 @@ static void work_cancel(struct group *g)
     struct group_work *w = g->work;
     list_remove(&w->dirty);
     list_remove(&w->news);
+    list_remove(&w->wake);
     while (w->gated_first) {
         struct gated *m = w->gated_first;
         w->gated_first = m->next;
@@ -464,6 +482,7 @@ void host_group_remove(struct group *g, bool is_deleted)
     assert(!(g->flags & GROUP_REMOVED));
     host_read_fail(g, RC_SHUTDOWN);
     g->flags |= GROUP_REMOVED;
+    host_sleep_ends(g);
     count_campaign(g, false);
     host_timer_remove(g);
     host_send_group_gone(g);
@@ -572,6 +591,7 @@ enum rc group_propose(struct group *g, const struct glog_part *parts, uint32_t p
     struct consensus_out out;
     consensus_out_reset(&out);
     TRY(g->ops->propose(g->replica, 1, index_out, term_out, &out));
+    host_wake(g, true);
     // Room was checked above: from here on nothing can refuse (an index given out is always filled).
     const enum rc rc = glog_append(g->log, *index_out, *term_out, RECORD_ENTRY, 0, parts, parts_count, true);
     assert(rc == RC_OK);

@@ -385,7 +385,7 @@ static void garbage_free(struct host *h)
 // When the host wants to run again, if nothing comes in before.
 static uint64_t next_due(struct host *h, bool is_more, uint64_t snapshots_due)
 {
-    if (is_more || !list_is_empty(&h->ready) || !list_is_empty(&h->reads_done) || !list_is_empty(&h->dirty)) {
+    if (is_more || host_has_wakes(h) || !list_is_empty(&h->ready) || !list_is_empty(&h->reads_done) || !list_is_empty(&h->dirty)) {
         return h->now;
     }
     uint64_t due = snapshots_due;
@@ -433,6 +433,7 @@ uint64_t host_turn(struct host *h)
     delayed_run(h);
     const uint64_t snapshots_due = host_snapshot_turn(h);
     ready_run(h);
+    host_wakes_run(h);
     host_read_answer(h);
 
     list_each(i, &h->peers) {
@@ -604,7 +605,7 @@ struct host *host_create(const struct host_config *config)
         .frame = on_frame, .reset = on_reset, .writable = on_writable, .node_state = on_node_state, .ctx = h};
     struct list *lists[] = {&h->groups,     &h->ready,      &h->dirty,         &h->news,  &h->no_leader, &h->retries,
                             &h->reads_done, &h->snap_sends, &h->snap_receives, &h->peers, &h->note_pool, &h->work_pool,
-                            &h->watchers};
+                            &h->watchers,   &h->wakes,     &h->wakes_asked};
     for (size_t i = 0; i < sizeof(lists) / sizeof(lists[0]); i++) {
         list_init(lists[i]);
     }

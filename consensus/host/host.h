@@ -50,6 +50,8 @@ struct group_spec {
     const struct fsm_ops *fsm;
     void *fsm_ctx;
     bool campaign_at_once;       // Brand-new group: this member is the one that starts.
+    bool may_sleep;              // What was found on disk stays there until something needs the machine: until then
+                                 // apply and restore_* are not called (host_sleep.c).
 };
 // Compares whose log the disk holds (store_group.replica_id): that of a replica of a lower id is deleted and ours
 // begins empty; RC_STALE, with nothing done: it is a later one's, so who asks is behind.
@@ -60,6 +62,10 @@ struct group *host_group_find(struct host *h, uint64_t group);
 void host_group_each(struct host *h, void (*each)(void *ctx, struct group *g), void *ctx);
 uint64_t group_id(const struct group *g);
 void *group_fsm(const struct group *g);
+// The machine has not been restored since the start: its state is not that of any index.
+bool group_is_asleep(const struct group *g);
+// Somebody waits for the machine: it is restored soon, before those for whom nobody waits. Nothing if it is awake.
+void group_wake(struct group *g);
 void group_status(const struct group *g, struct consensus_status *out);
 struct host *group_host(const struct group *g);
 
@@ -122,7 +128,7 @@ bool host_is_failed(const struct host *h);
 void host_step_down_all(struct host *h);
 
 struct host_metrics {
-    uint64_t groups, leaders, proposals, applied, elections, appends_sent, entries_sent, cold_reads, malformed;
+    uint64_t groups, asleep, leaders, proposals, applied, elections, appends_sent, entries_sent, cold_reads, malformed;
     uint64_t uncommitted_bytes, memtable_bytes;
 };
 void host_metrics(const struct host *h, struct host_metrics *out);

@@ -108,7 +108,8 @@ void host_apply_group(struct group *g)
     struct host *h = g->host;
     struct entry batch[HOST_APPLY_BATCH];
     uint32_t given = 0;
-    while (!(g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_COLD | GROUP_REMOVED | GROUP_FAILED | GROUP_LOST))) {
+    while (!(g->flags & (GROUP_ASLEEP | GROUP_LOADING | GROUP_INSTALLING | GROUP_COLD | GROUP_REMOVED | GROUP_FAILED |
+                         GROUP_LOST))) {
         struct consensus_status st;
         g->ops->status(g->replica, &st);
         const uint64_t to = st.commit < st.durable ? st.commit : st.durable;
@@ -203,6 +204,8 @@ static void cold_done(struct glog_read *r)
         assert(p->feeds > 0);
         p->feeds--;
         p->is_woken = p->is_woken || !list_is_empty(&p->blocked);
+    } else {
+        h->restores--;
     }
     if (!group_is_gone(g) && !h->is_failed) {
         if (c->node == h->config.node_id) {
@@ -239,6 +242,7 @@ void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t 
     group_ref(g);
     if (node == g->host->config.node_id) {
         g->flags |= GROUP_COLD;
+        g->host->restores++;
     } else {
         struct peer *p = host_peer(g->host, node);
         group_work(g)->feeding |= 1ull << p->slot;

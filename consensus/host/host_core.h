@@ -36,6 +36,10 @@ enum {
     HOST_DEAD_BYTES = 2 << 20,
     HOST_DEAD_ALL_BYTES = 32 << 20,
     HOST_DEAD_MIN_BYTES = 64 << 10,
+    // A machine sleeps as long as so much lies behind its snapshot at most: what a group that is awake may leave lying, too.
+    HOST_ASLEEP_ENTRIES = 256,
+    HOST_ASLEEP_BYTES = HOST_DEAD_MIN_BYTES,
+    HOST_RESTORES_MAX = 32,           // Machines woken at a time: the cold thread has other readers.
 };
 #define HOST_CAMPAIGN_NS 20000ull              // this long for each that waits already.
 #define HOST_NEWS_NS (5 * 1000000ull)          // A commit that no append carried is announced after this.
@@ -94,6 +98,7 @@ enum group_flag {
     GROUP_RECEIVING = 2048,  // A snapshot is coming in.
     GROUP_EAGER = 8192,    // What was committed is told at once.
     GROUP_LOST = 4096,     // Damage was found in its log or snapshot: nothing is applied any more (law 2).
+    GROUP_ASLEEP = 32768,  // Its machine was not restored since the start: nothing is applied (host_sleep.c).
 };
 
 // What a group needs only while something of it is under way. Made by group_work, given back by group_rest.
@@ -102,6 +107,7 @@ struct group_work {
     struct list dirty;        // host.dirty: wants a note in the next submission.
     struct list news;         // host.news, by news_due.
     struct list reads;        // struct read: outstanding barriers.
+    struct list wake;         // host.wakes or host.wakes_asked: it is asleep, and to be woken.
     struct blocked *blocked;
     uint64_t uncommitted;     // Bytes proposed here and not applied yet,
     uint64_t proposed_first;  // from this index on. UINT64_MAX: none.
@@ -111,6 +117,7 @@ struct group_work {
     struct gated *gated_first, *gated_last;
     struct hard_state hard_state;  // To be noted (GROUP_WROTE_HARD_STATE).
     uint32_t notes;           // Notes on their way.
+    bool is_asked;            // In host.wakes_asked.
     uint32_t ack_slot;        // Place of its latest ack in peer.acks, to join several.
 };
 
@@ -265,6 +272,9 @@ struct host {
     struct list snap_sends;     // struct snap_send.
     struct list snap_receives;  // struct snap_receive.
     uint32_t snap_sends_count;
+    struct list wakes_asked;    // Groups whose machine is to be woken because somebody waits for it (group_work.wake),
+    struct list wakes;          // and the others.
+    uint32_t restores;          // Snapshots being loaded and cold reads for own machines: under way.
 
     struct list peers;
     struct map peer_map;
@@ -370,6 +380,15 @@ void host_snapshot_destroy(struct host *h);
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out);
 void host_snapshot_consider(struct group *g);
 void host_snapshot_load(struct group *g);
+
+// host_sleep.c
+bool host_may_sleep(const struct group_spec *spec, const struct replica_start *start, const struct glog *log);
+void host_sleep(struct group *g);                  // At its adding.
+void host_wake(struct group *g, bool is_asked);    // Soon. Nothing if it is awake, or will never be.
+void host_wake_at_accept(struct group *g, uint16_t kind);  // It is asleep, and an entry of this kind was appended.
+void host_sleep_ends(struct group *g);             // Its machine is restored now, or not needed any more.
+void host_wakes_run(struct host *h);               // As many as may be.
+bool host_has_wakes(const struct host *h);         // host_wakes_run has something to do.
 
 // host_read.c
 void host_read_proven(struct group *g, uint64_t id, uint64_t index);

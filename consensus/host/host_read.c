@@ -34,6 +34,8 @@ void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *don
     const enum rc rc = g->ops->read_barrier(g->replica, r->id, host_now(h), &out);
     if (rc != RC_OK && rc != RC_PENDING) {
         finish(h, r, rc);
+    } else {
+        host_wake(g, true);
     }
     group_execute(g, &out, span_of(NULL, 0), 0);
     group_ready(g, GROUP_SEND);

@@ -339,6 +339,7 @@ static void answer(struct host *h, uint32_t node, const struct snap_receive *r, 
 static void receive_free(struct snap_receive *r)
 {
     r->group->flags &= (uint16_t) ~(GROUP_RECEIVING | GROUP_INSTALLING);
+    host_wake(r->group, false);  // It was not taken: whoever is sent one has work to do all the same.
     buf_deinit(&r->piece);
     buf_deinit(&r->write.bytes);
     list_remove(&r->link);

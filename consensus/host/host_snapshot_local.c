@@ -12,7 +12,8 @@
 
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out)
 {
-    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_REMOVED | GROUP_FAILED | GROUP_LOST)) {
+    if (g->flags & (GROUP_ASLEEP | GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_REMOVED | GROUP_FAILED |
+                    GROUP_LOST)) {
         return false;
     }
     if (g->fsm->snapshot_begin == NULL || host_snapshot_is_held(g)) {
@@ -63,7 +64,7 @@ static bool has_dead(struct group *g)
 // Is a snapshot worth its writing? The log since the last one must be several times the size of the state.
 void host_snapshot_consider(struct group *g)
 {
-    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) ||
+    if (g->flags & (GROUP_ASLEEP | GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) ||
         glog_snapshot_is_coming(g->log) || host_snapshot_is_held(g)) {
         return;
     }
@@ -96,6 +97,7 @@ static void load_done(struct glog_snapshot_load *l, enum rc rc)
 {
     struct snap_load *s = container_of(l, struct snap_load, load);
     struct group *g = s->group;
+    g->host->restores--;
     if (!group_is_gone(g)) {
         rc = rc == RC_OK ? s->rc : rc;
         if (rc == RC_OK) {
@@ -123,6 +125,8 @@ void host_snapshot_load(struct group *g)
     s->load = (struct glog_snapshot_load){.each = load_each, .done = load_done, .owner = s};
     buf_init(&s->load.bytes);
     group_ref(g);
+    host_sleep_ends(g);
+    g->host->restores++;
     g->flags |= GROUP_LOADING;
     g->fsm->restore_begin(g->fsm_ctx);
     glog_snapshot_load_start(g->log, &s->load);

@@ -150,6 +150,15 @@ uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out)
     return g->runs == NULL ? 0 : runs_head(g)->bytes;
 }
 
+uint64_t glog_bytes_behind(const struct glog *g)
+{
+    uint64_t bytes = g->bytes_since;
+    for (uint32_t i = glog_runs_find(g, glog_snapshot_index(g) + 1); i < g->runs_count; i++) {
+        bytes += (uint64_t)g->runs[i].bytes * 8;
+    }
+    return bytes;
+}
+
 void glog_set_replica(struct glog *g, uint64_t replica_id)
 {
     assert(replica_id != 0);

@@ -203,6 +203,8 @@ void glog_snapshot_request(struct glog *g);
 bool glog_snapshot_is_coming(const struct glog *g);
 // Bytes of entries appended since the last snapshot (decides whether a snapshot is worth it).
 uint64_t glog_bytes_since_snapshot(const struct glog *g);
+// Of the entries behind the snapshot, wherever they are: no less than that. For a log just found at a start.
+uint64_t glog_bytes_behind(const struct glog *g);
 // The group's entries in segments that the current snapshot leaves: their bytes, about, and their number.
 uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out);
 // Damage was found here, at the start or later: the replica has lost its memory.

@@ -51,6 +51,7 @@ struct sim_counters {
     uint64_t events, commits, elections, crashes, torn_writes, partitions, violations;
     uint64_t proposals, acks, reads, frames, snapshots_taken, snapshots_installed, wal_files, cold_reads;
     uint64_t member_changes, wipes, flips, amnesiacs, full_disks;
+    uint64_t slept, woken_last;  // Machines that were not restored at a start; those that only the end has woken.
     // Longest: from the last fault until every group had a leader that committed, until everything had come to rest.
     uint64_t led_ns, settle_ns;
 };
@@ -220,6 +221,7 @@ struct sim {
     struct sim_group groups[SIM_GROUPS_MAX];
     bool is_calm;          // Last phase: no faults, no load.
     bool may_restart;      // Who crashes comes back after a while.
+    bool may_sleep;        // Lists, too, may be restored late (queues always may).
     bool is_violated;
     char violation[512];
     struct sim_links *links;

@@ -62,6 +62,7 @@ static void print_report(const struct report *r, const uint64_t *trace)
            "\"partitions\":%llu,\"violations\":%llu,\"wal_files\":%llu,\"snapshots\":%llu,\"installs\":%llu,"
            "\"cold_reads\":%llu,"
            "\"member_changes\":%llu,\"wipes\":%llu,\"flips\":%llu,\"amnesiacs\":%llu,\"full_disks\":%llu,"
+           "\"slept\":%llu,\"woken_last\":%llu,"
            "\"led_ms\":%llu,\"settle_ms\":%llu",
            (unsigned long long)r->seeds, (unsigned long long)c->events, (unsigned long long)c->commits,
            (unsigned long long)c->elections, (unsigned long long)c->crashes,
@@ -70,7 +71,8 @@ static void print_report(const struct report *r, const uint64_t *trace)
            (unsigned long long)c->snapshots_taken, (unsigned long long)c->snapshots_installed,
            (unsigned long long)c->cold_reads, (unsigned long long)c->member_changes,
            (unsigned long long)c->wipes, (unsigned long long)c->flips, (unsigned long long)c->amnesiacs,
-           (unsigned long long)c->full_disks, (unsigned long long)(c->led_ns / SIM_MS),
+           (unsigned long long)c->full_disks, (unsigned long long)c->slept, (unsigned long long)c->woken_last,
+           (unsigned long long)(c->led_ns / SIM_MS),
            (unsigned long long)(c->settle_ns / SIM_MS));
     if (trace) {
         printf(",\"trace\":\"%016llx\"", (unsigned long long)*trace);

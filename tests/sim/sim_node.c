@@ -327,6 +327,7 @@ void sim_node_add_group(struct sim_node *n, uint32_t slot, const struct store_gr
         .recovered = recovered,
         .fsm = s->app->fsm,
         .fsm_ctx = n->machines[slot],
+        .may_sleep = s->may_sleep,
         .campaign_at_once =
             recovered == NULL && g->initial.members[0].replica_id == n->replicas[slot] && n->incarnation == 1,
     };
@@ -465,6 +466,9 @@ void sim_node_start(struct sim_node *n)
             s->app->node_init(s, n);
         }
         node_groups(n, found);
+        struct host_metrics m;
+        host_metrics(n->host, &m);
+        s->counters.slept += m.asleep;
         if (s->app->node_up) {
             s->app->node_up(s, n);
         }

@@ -58,6 +58,7 @@ static void counter_snapshot_end(struct fsm_snapshot *f)
 {
     free(f);
 }
+static uint32_t restore_refused_by;  // A node whose machines cannot take their snapshot.
 static void counter_restore_begin(void *ctx)
 {
 }
@@ -65,6 +66,9 @@ static enum rc counter_restore_chunk(void *ctx, struct span chunk)
 {
     struct counter *c = ctx;
     struct sim_node *node = c->node;
+    if (restore_refused_by == node->id) {
+        return RC_MALFORMED;
+    }
     ck_assert_uint_eq(chunk.len, sizeof(*c));
     memcpy(c, chunk.ptr, sizeof(*c));
     c->node = node;

@@ -124,6 +124,9 @@ void group_status(const struct group *g, struct consensus_status *out)
         .is_ready = g->is_leader && g->term == g->w->term && g->applied >= g->w->noop,
     };
 }
+void group_wake(struct group *g)
+{
+}
 // Proven at once where the node leads and has applied everything; a deposed leader cannot.
 void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *done, void *ctx)
 {

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+// Machines that sleep after a start: what wakes them, what does not, and that nothing is lost by it.
+// links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host tests/sim
+#include "tests/unit/consensus/host_fixture.h"
+
+static struct group *group(uint32_t node, uint32_t slot)
+{
+    return s->nodes[node - 1].groups[slot];
+}
+static bool is_asleep(uint32_t node, uint32_t slot)
+{
+    return group_is_asleep(group(node, slot));
+}
+static void start_sleepy(void)
+{
+    s->may_sleep = true;
+    start();
+}
+static void propose_some(uint32_t node, uint32_t slot, int count)
+{
+    for (int i = 0; i < count; i++) {
+        ck_assert_int_eq(propose(node, slot, 100), RC_OK);
+    }
+    run_ms(50);
+}
+// Until group 0 has a snapshot everywhere: other groups fill the log files.
+static void snapshot_everywhere(void)
+{
+    propose_some(1, 0, 400);
+    for (int round = 0; round < 400 && status(1, 0).snapshot * status(2, 0).snapshot * status(3, 0).snapshot == 0; round++) {
+        for (int i = 0; i < 20; i++) {
+            ck_assert_int_eq(propose(2, 1, 1000), RC_OK);
+        }
+        run_ms(10);
+    }
+    for (uint32_t node = 1; node <= 3; node++) {
+        ck_assert_uint_gt(status(node, 0).snapshot, 0);
+    }
+}
+
+START_TEST(an_idle_follower_stays_asleep_after_its_start)
+{
+    start_sleepy();
+    propose_some(1, 0, 10);
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(5000);
+    ck_assert(is_asleep(3, 0));
+    ck_assert_uint_eq(metrics(3).asleep, 3);
+    ck_assert_uint_eq(machine(3, 0)->applies, 0);
+    ck_assert_uint_eq(status(3, 0).leader_node, 1);
+    ck_assert_uint_eq(status(3, 0).commit, status(1, 0).commit);
+}
+END_TEST
+
+START_TEST(a_snapshot_is_not_read_before_somebody_needs_it)
+{
+    start_sleepy();
+    snapshot_everywhere();
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(5000);
+    ck_assert(is_asleep(3, 0));
+    ck_assert_uint_eq(machine(3, 0)->index, 0);
+    group_wake(group(3, 0));
+    sim_node_wake(&s->nodes[2], 0);
+    run_ms(100);
+    ck_assert(!is_asleep(3, 0));
+    ck_assert_uint_eq(machine(3, 0)->entries, 400);
+    ck_assert_uint_eq(machine(3, 0)->chain, machine(1, 0)->chain);
+}
+END_TEST
+
+START_TEST(a_command_wakes_a_follower_and_a_no_op_does_not)
+{
+    start_sleepy();
+    propose_some(1, 0, 10);
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(2000);
+    ck_assert_int_eq(group_transfer(group(1, 0), 2), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(500);
+    ck_assert_uint_eq(leader(0), 2);
+    ck_assert_uint_eq(status(3, 0).last, status(2, 0).last);  // It has the no-op.
+    ck_assert(is_asleep(3, 0));
+    propose_some(2, 0, 1);
+    ck_assert(!is_asleep(3, 0));
+    ck_assert_uint_eq(machine(3, 0)->entries, 11);
+    ck_assert_uint_eq(machine(3, 0)->chain, machine(2, 0)->chain);
+}
+END_TEST
+
+START_TEST(who_sleeps_votes_acknowledges_and_leads)
+{
+    start_sleepy();
+    propose_some(1, 0, 10);
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(2000);
+    crash(1);  // With a majority of which one sleeps.
+    run_ms(2000);
+    ck_assert_uint_ne(leader(0), 0);
+    if (leader(0) != 3) {
+        ck_assert(is_asleep(3, 0));
+        ck_assert_int_eq(group_transfer(group(2, 0), 3), RC_OK);
+        sim_node_wake(&s->nodes[1], 0);
+        run_ms(1000);
+    }
+    ck_assert_uint_eq(leader(0), 3);
+    ck_assert(!is_asleep(3, 0));
+    ck_assert(status(3, 0).is_ready);
+    ck_assert_uint_eq(machine(3, 0)->entries, 10);
+    propose_some(3, 0, 5);
+    ck_assert_uint_eq(machine(2, 0)->entries, 15);
+    ck_assert_uint_eq(machine(2, 0)->chain, machine(3, 0)->chain);
+}
+END_TEST
+
+START_TEST(all_nodes_at_once_come_back_with_everything)
+{
+    start_sleepy();
+    snapshot_everywhere();
+    propose_some(1, 0, 7);
+    for (uint32_t node = 1; node <= 3; node++) {
+        crash(node);
+    }
+    run_ms(100);
+    for (uint32_t node = 1; node <= 3; node++) {
+        restart(node);
+    }
+    run_ms(5000);
+    const uint32_t next = leader(0);
+    ck_assert_uint_ne(next, 0);
+    ck_assert_uint_eq(machine(next, 0)->entries, 407);
+    uint32_t asleep = 0;
+    for (uint32_t node = 1; node <= 3; node++) {
+        asleep += is_asleep(node, 0);
+    }
+    ck_assert_uint_eq(asleep, 2);
+    propose_some(next, 0, 1);
+    for (uint32_t node = 1; node <= 3; node++) {
+        ck_assert_uint_eq(machine(node, 0)->entries, 408);
+        ck_assert_uint_eq(machine(node, 0)->chain, machine(next, 0)->chain);
+    }
+}
+END_TEST
+
+START_TEST(what_is_put_off_is_bounded)
+{
+    start_sleepy();
+    propose_some(1, 0, 400);  // More than may lie behind a snapshot that is not there.
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(2000);
+    ck_assert(!is_asleep(3, 0));
+    ck_assert_uint_eq(machine(3, 0)->entries, 400);
+}
+END_TEST
+
+START_TEST(elections_alone_wake_it_before_its_log_grows_without_end)
+{
+    start_sleepy();
+    propose_some(1, 0, 10);
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(2000);
+    for (int i = 0; i < 300 && is_asleep(3, 0); i++) {
+        const uint32_t from = leader(0);
+        ck_assert_int_eq(group_transfer(group(from, 0), 3 - from), RC_OK);
+        sim_node_wake(&s->nodes[from - 1], 0);
+        run_ms(100);
+        ck_assert_uint_eq(leader(0), 3 - from);
+    }
+    run_ms(100);
+    ck_assert(!is_asleep(3, 0));
+    ck_assert_uint_lt(status(3, 0).last, 300);
+    ck_assert_uint_eq(machine(3, 0)->chain, machine(1, 0)->chain);
+}
+END_TEST
+
+START_TEST(a_sleeper_that_fell_behind_takes_a_snapshot)
+{
+    start_sleepy();
+    propose_some(1, 0, 10);
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(1000);
+    ck_assert(is_asleep(3, 0));
+    for (uint32_t from = 1; from <= 2; from++) {
+        sim_net_cut(s, from, 3, true);
+        sim_net_cut(s, 3, from, true);
+    }
+    uint64_t accepted = 0;
+    for (int i = 0; i < 40000 && accepted < 8000; i++) {
+        accepted += propose(1, 0, 1000) == RC_OK;
+        if (i % 100 == 99) {
+            run_ms(10);
+        }
+    }
+    run_ms(500);
+    ck_assert_uint_gt(status(1, 0).snapshot, status(3, 0).last);
+    ck_assert(is_asleep(3, 0));
+    sim_net_heal(s);
+    run_ms(20000);
+    ck_assert(!is_asleep(3, 0));
+    ck_assert_uint_eq(machine(3, 0)->entries, 8010);
+    ck_assert_uint_eq(machine(3, 0)->chain, machine(1, 0)->chain);
+}
+END_TEST
+
+START_TEST(a_leader_that_cannot_wake_hands_over)
+{
+    start_sleepy();
+    snapshot_everywhere();
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(2000);
+    ck_assert(is_asleep(3, 0));
+    restore_refused_by = 3;
+    ck_assert_int_eq(group_transfer(group(1, 0), 3), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(2000);
+    restore_refused_by = 0;
+    const uint32_t next = leader(0);
+    ck_assert(next == 1 || next == 2);
+    ck_assert_uint_gt(status(next, 0).term, status(3, 0).term - 1);
+    propose_some(next, 0, 1);
+    ck_assert_uint_eq(machine(1, 0)->entries, 401);
+    ck_assert_uint_eq(machine(2, 0)->entries, 401);
+}
+END_TEST
+
+START_TEST(a_group_removed_while_it_sleeps_leaves_nothing)
+{
+    start_sleepy();
+    propose_some(1, 0, 10);
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(1000);
+    ck_assert(is_asleep(3, 0));
+    const uint64_t asleep = metrics(3).asleep;
+    group_wake(group(3, 0));
+    sim_node_drop_group(&s->nodes[2], 0);
+    run_ms(1000);
+    ck_assert_uint_eq(metrics(3).asleep, asleep - 1);
+    ck_assert_ptr_null(host_group_find(s->nodes[2].host, 100));
+}
+END_TEST
+
+int main(void)
+{
+    Suite *suite = suite_create("host_sleep");
+    TCase *t = tcase_create("host_sleep");
+    tcase_add_checked_fixture(t, setup, teardown);
+    tcase_set_timeout(t, 60);
+    tcase_add_test(t, an_idle_follower_stays_asleep_after_its_start);
+    tcase_add_test(t, a_snapshot_is_not_read_before_somebody_needs_it);
+    tcase_add_test(t, a_command_wakes_a_follower_and_a_no_op_does_not);
+    tcase_add_test(t, who_sleeps_votes_acknowledges_and_leads);
+    tcase_add_test(t, all_nodes_at_once_come_back_with_everything);
+    tcase_add_test(t, what_is_put_off_is_bounded);
+    tcase_add_test(t, elections_alone_wake_it_before_its_log_grows_without_end);
+    tcase_add_test(t, a_sleeper_that_fell_behind_takes_a_snapshot);
+    tcase_add_test(t, a_leader_that_cannot_wake_hands_over);
+    tcase_add_test(t, a_group_removed_while_it_sleeps_leaves_nothing);
+    suite_add_tcase(suite, t);
+    SRunner *r = srunner_create(suite);
+    srunner_run_all(r, CK_NORMAL);
+    const int failed = srunner_ntests_failed(r);
+    srunner_free(r);
+    return failed == 0 ? 0 : 1;
+}
