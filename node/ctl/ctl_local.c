@@ -44,6 +44,9 @@ static void look(void *arg)
         config_copy(&l->config, r->status.config);  // Borrowed from the replica while on its thread.
         r->status.config = &l->config;
     }
+    if (r->is_here && r->status.leader_node == 0) {
+        group_wake(host_group_find(c->host_of(c->ctx, worker), r->group));  // Nobody else can tell what it holds.
+    }
     if (l->transfer_to != 0) {
         transfer(l, c->host_of(c->ctx, worker));
     }

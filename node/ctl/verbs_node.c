@@ -40,9 +40,9 @@ static void status_answer(void *arg)
     struct status *s = arg;
     const struct host_metrics *m = &s->sum;
     json_object_set_new(s->object, "warren",
-                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "workers",
+                        json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "workers",
                                   (json_int_t)s->request->ctl->config.workers, "groups",
-                                  (json_int_t)m->groups, "leaders", (json_int_t)m->leaders, "proposals",
+                                  (json_int_t)m->groups, "asleep", (json_int_t)m->asleep, "leaders", (json_int_t)m->leaders, "proposals",
                                   (json_int_t)m->proposals, "applied", (json_int_t)m->applied, "elections",
                                   (json_int_t)m->elections, "cold_reads", (json_int_t)m->cold_reads,
                                   "memtable_bytes", (json_int_t)m->memtable_bytes, "uncommitted_bytes",
@@ -58,6 +58,7 @@ static void status_step(void *arg)
     struct host_metrics m;
     host_metrics(c->host_of(c->ctx, s->worker), &m);
     s->sum.groups += m.groups;
+    s->sum.asleep += m.asleep;
     s->sum.leaders += m.leaders;
     s->sum.proposals += m.proposals;
     s->sum.applied += m.applied;

@@ -310,6 +310,17 @@ bool queue_replica_poll_ready(struct queue_replica *r)
     return r->leading != NULL;
 }
 
+bool queue_replica_serves(struct queue_replica *r)
+{
+    if (r->leading || queue_replica_poll_ready(r)) {
+        return true;
+    }
+    if (r->is_leader && r->handle) {
+        group_wake(r->handle);
+    }
+    return false;
+}
+
 void queue_replica_role(struct queue_replica *r, const struct consensus_status *status)
 {
     bool is_leader = status->role == ROLE_LEADER;

@@ -83,7 +83,7 @@ bool queue_link_place(struct queue_link *l, struct queue_place *out)
     struct queue_service *q = l->service;
     struct queue_replica *r = map_get(&q->replicas, l->group);
     if (r) {
-        if (r->leading || queue_replica_poll_ready(r)) {
+        if (queue_replica_serves(r)) {
             *out = (struct queue_place){.local = r, .node = q->config.node_id};
             return true;
         }

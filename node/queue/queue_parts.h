@@ -264,6 +264,7 @@ void queue_doubts_lead_stop(const struct queue_replica *r);
 void queue_doubts_abandon(struct queue_service *q);  // At its end.
 void queue_replica_effects(struct queue_replica *r, struct queue_effects *fx);
 bool queue_replica_poll_ready(struct queue_replica *r);  // True if it leads and is ready.
+bool queue_replica_serves(struct queue_replica *r);      // The same, for somebody who waits: one asleep is to wake.
 void queue_replica_session_opened(struct queue_replica *r, struct queue_session_id id);  // Applied.
 void queue_replica_lead_start(struct queue_replica *r);
 const struct fsm_ops *queue_replica_fsm_ops(void);

@@ -435,7 +435,7 @@ static void item_attach(struct queue_replica *r, struct queue_lane *lane, const 
         r->service->metrics.bad_items++;
         return;
     }
-    if (!r->leading && !queue_replica_poll_ready(r)) {
+    if (!queue_replica_serves(r)) {
         queue_send_not_leader(lane, r->group, item->session, item->attach, queue_replica_leader_hint(r));
         return;
     }
@@ -445,7 +445,7 @@ static void item_attach(struct queue_replica *r, struct queue_lane *lane, const 
 static void item_info(struct queue_replica *r, struct queue_lane *lane, const struct queue_item *item)
 {
     struct queue_info info = {0};
-    enum rc rc = r && (r->leading || queue_replica_poll_ready(r)) ? RC_OK : RC_NOT_LEADER;
+    enum rc rc = r && queue_replica_serves(r) ? RC_OK : RC_NOT_LEADER;
     if (rc == RC_OK) {
         queue_replica_info(r->service, r->group, &info, NULL);
     }

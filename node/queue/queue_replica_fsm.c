@@ -263,6 +263,7 @@ enum rc queue_replica_add(struct queue_service *q, const struct queue_replica_sp
         .fsm = queue_replica_fsm_ops(),
         .fsm_ctx = r,
         .campaign_at_once = spec->campaign_at_once,
+        .may_sleep = true,
     };
     group.initial.count = spec->target.members_count;
     memcpy(group.initial.members, spec->target.members, spec->target.members_count * sizeof(spec->target.members[0]));
