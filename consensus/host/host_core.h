@@ -379,6 +379,7 @@ void host_snapshot_destroy(struct host *h);
 // host_snapshot_local.c
 bool host_snapshot_begin(struct group *g, struct store_snapshot_source *out);
 void host_snapshot_consider(struct group *g);
+void host_snapshot_too_large(struct group *g);
 void host_snapshot_load(struct group *g);
 
 // host_sleep.c

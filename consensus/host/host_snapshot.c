@@ -296,7 +296,13 @@ void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f)
             continue;
         }
         if (a->is_done || a->is_failed) {
+            struct group *g = s->group;
+            group_ref(g);
             send_end(s, a->is_done != 0);
+            if (!a->is_done && !group_is_gone(g)) {
+                host_snapshot_too_large(g);
+            }
+            group_unref(g);
             return;
         }
         if (s->is_reading || !s->has_piece) {

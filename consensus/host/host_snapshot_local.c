@@ -76,6 +76,21 @@ void host_snapshot_consider(struct group *g)
     }
 }
 
+// A member could not take the current one: there is less room on its disk than that needs. As the queue is drained
+// less and less is live, and with nothing live it fits nearly always, so what is no longer live is let go of however
+// little it is: has_dead's bounds are about our own disk.
+void host_snapshot_too_large(struct group *g)
+{
+    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) || g->fsm->live_count == NULL ||
+        glog_snapshot_is_coming(g->log) || host_snapshot_is_held(g)) {
+        return;
+    }
+    const uint64_t sent = glog_snapshot_live(g->log), live = g->fsm->live_count(g->fsm_ctx);
+    if (live < sent - sent / 4) {
+        glog_snapshot_request(g->log);
+    }
+}
+
 // ---- loading ----------------------------------------------------------------------------------------------
 
 struct snap_load {

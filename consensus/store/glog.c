@@ -159,6 +159,11 @@ uint64_t glog_bytes_behind(const struct glog *g)
     return bytes;
 }
 
+uint64_t glog_snapshot_live(const struct glog *g)
+{
+    return g->snapshot == NULL ? 0 : snapshot_live_between(g->snapshot, 1, g->snapshot->index);
+}
+
 void glog_set_replica(struct glog *g, uint64_t replica_id)
 {
     assert(replica_id != 0);

@@ -28,6 +28,7 @@ struct store_config {
     uint32_t wal_align;
     uint32_t wal_reserve_files;  // See wal_config.
     uint64_t reserve_bytes;      // Size of the file `wal/reserve` (reserve.c); 0: none is kept.
+    uint64_t last_bytes;         // Size of the file `wal/reserve-last`, for what is small and frees much; 0: none is kept.
     uint32_t wal_slice_bytes;  // Above this a record is written to the WAL in slices (wal.h, is_large); 0: the default.
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
@@ -207,6 +208,8 @@ uint64_t glog_bytes_since_snapshot(const struct glog *g);
 uint64_t glog_bytes_behind(const struct glog *g);
 // The group's entries in segments that the current snapshot leaves: their bytes, about, and their number.
 uint64_t glog_bytes_in_segments(const struct glog *g, uint64_t *entries_out);
+// How many entries go with the current snapshot to a member that needs it; 0 without one. O(its live ranges).
+uint64_t glog_snapshot_live(const struct glog *g);
 // Damage was found here, at the start or later: the replica has lost its memory.
 bool glog_is_lost(const struct glog *g);
 

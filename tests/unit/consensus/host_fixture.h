@@ -18,6 +18,7 @@ struct counter {
     struct sim_node *node;
     uint64_t group, index, chain, entries, bytes;
     uint64_t applies;  // Calls.
+    uint64_t drained;  // Index of the last entry of one byte: with it those before are not needed any more (live_fsm).
 };
 struct fsm_snapshot {
     struct counter state;
@@ -30,6 +31,7 @@ static uint32_t counter_apply(void *ctx, const struct entry *entries, uint32_t n
     for (uint32_t i = 0; i < n; i++) {
         ck_assert_uint_eq(entries[i].index, c->index + 1);
         c->index = entries[i].index;
+        c->drained = entries[i].kind == RECORD_ENTRY && entries[i].payload.len == 1 ? c->index : c->drained;
         c->entries += entries[i].kind == RECORD_ENTRY;
         c->bytes += entries[i].kind == RECORD_ENTRY ? entries[i].payload.len : 0;
         c->chain = hash_u64(c->chain ^ hash_bytes(entries[i].payload) ^ entries[i].term);
