@@ -74,6 +74,31 @@ enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span lines, uint32
     return rc;
 }
 
+enum rc checkpoint_write_full(struct store *s, uint64_t seq, struct span lines, uint32_t count)
+{
+    enum rc rc = checkpoint_write(s->config.disk, seq, lines, count);
+    if (rc == RC_NO_SPACE && reserve_release(s)) {
+        rc = checkpoint_write(s->config.disk, seq, lines, count);
+    }
+    if (rc == RC_NO_SPACE && reserve_release_last(s, lines.len)) {
+        rc = checkpoint_write(s->config.disk, seq, lines, count);
+    }
+    if (rc == RC_NO_SPACE) {
+        reserve_restore_last(s);
+    }
+    return rc;
+}
+
+void checkpoint_remove(struct disk *d, uint64_t seq)
+{
+    char name[SEGMENT_PATH_MAX], path[SEGMENT_PATH_MAX + 8];
+    checkpoint_name(seq, name, sizeof(name));
+    snprintf(path, sizeof(path), "seg/%s", name);
+    if (d->unlink(d, path) != RC_OK) {
+        log_warning("store: cannot remove %s", path);
+    }
+}
+
 // Version 1 does not say whose a log is.
 static enum rc line_read(struct reader *r, uint32_t version, struct checkpoint_line *l)
 {

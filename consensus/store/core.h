@@ -265,7 +265,8 @@ struct store {
     struct store_worker *workers;
     _Atomic uint64_t shared_next_segment;  // Relaxed: only the number matters.
     bool is_closing;
-    _Atomic bool shared_is_short;  // The reserve is not there (reserve.c). Relaxed; changed under mutex.
+    _Atomic bool shared_is_short;  // One of the reserves is not there (reserve.c). Relaxed; changed under mutex.
+    bool has_reserve, has_last;    // Under mutex.
     uint64_t *recovered_files;  // WAL files met at recovery, ascending: retired by and by.
     uint32_t recovered_count;
     // Once per WAL file and worker, and per segment made, looked at or deleted; never on the data path.
@@ -280,6 +281,14 @@ struct store {
 // reserve.c: on the cold thread and at the start.
 bool reserve_release(struct store *s);  // The disk is full. True: there is room now that there was not.
 void reserve_restore(struct store *s);
+void reserve_find(struct store *s);   // Before a start: what there is may be used by it,
+void reserve_start(struct store *s);  // and after it is made up again.
+// The same with the last reserve, for a file of `bytes` in all; and after it was in vain: back at once.
+bool reserve_release_last(struct store *s, uint64_t bytes);
+void reserve_restore_last(struct store *s);
+bool reserve_for_wal(void *store, uint64_t bytes);  // A wal_config.more_room. The WAL's thread.
+// A segment_writer's more_room over a store.
+bool reserve_for_segment(void *store, uint64_t bytes);
 // harvest.c
 void checkpoint_again(struct store_worker *w);  // Writes the one for which there was no room.
 // The group is in the harvest in progress, and from `from` on it is not as it was planned any more.
@@ -326,6 +335,9 @@ struct checkpoint_line {
 };
 void checkpoint_add(struct buf *lines, const struct glog *g, uint64_t dense_last);
 MUST_USE enum rc checkpoint_write(struct disk *d, uint64_t seq, struct span lines, uint32_t count);
+// The same on a disk that may be full: with the room of the reserves.
+MUST_USE enum rc checkpoint_write_full(struct store *s, uint64_t seq, struct span lines, uint32_t count);
+void checkpoint_remove(struct disk *d, uint64_t seq);
 // Calls each() for every line. RC_NO_FILE: there is none. RC_CORRUPT: not whole; lines before the damage were
 // told.
 MUST_USE enum rc checkpoint_read(struct disk *d, uint64_t seq,

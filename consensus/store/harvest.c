@@ -58,6 +58,7 @@ struct harvest {
     uint64_t segment_seq;
     struct buf groups;  // struct harvest_group.
     struct buf items;   // struct harvest_item.
+    uint64_t spread;    // In how many bytes of the file they lie, or fewer by one record a group.
     // Writing goes on in slices, so that cold reads get their turn between them.
     struct segment_writer writer;
     bool has_writer;
@@ -256,6 +257,8 @@ static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g
     hg.committed = hg.has_snapshot ? hg.source.index : glog_snapshot_index(g);
     if (is_in_file) {
         plan_entries(h, &hg, g);
+        const struct harvest_item *items = (const struct harvest_item *)(const void *)h->items.ptr + hg.items_at;
+        h->spread += hg.items_count == 0 ? 0 : ((uint64_t)items[hg.items_count - 1].offset - items[0].offset) * 8;
     }
     if (!hg.has_snapshot && hg.items_count == 0) {
         buf_deinit(&hg.live);
@@ -476,6 +479,10 @@ static void harvest_run(struct job *job)
         segment_writer_init(&h->writer, d, h->segment_seq, h->file_seq,
                             h->file_seq != 0 ? SEGMENT_RETIRED : SEGMENT_SNAPSHOTS,
                             h->worker->store->config.segment_reach);
+        if (h->spread <= h->worker->store->config.last_bytes / 2) {
+            h->writer.more_room = reserve_for_segment;
+            h->writer.more_room_ctx = h->worker->store;
+        }
     }
     h->rc = write_slice(h);
     if (h->rc != RC_OK && h->rc != RC_MORE) {
@@ -486,6 +493,9 @@ static void harvest_run(struct job *job)
         segment_writer_deinit(&h->writer);
         h->has_writer = false;
         h->has_room = h->rc == RC_NO_SPACE && reserve_release(h->worker->store);
+        if (!h->has_room) {
+            reserve_restore_last(h->worker->store);
+        }
     }
     cold_end(&h->worker->cold);
 }
@@ -644,7 +654,6 @@ static void checkpoint_run(struct job *job)
 {
     struct checkpoint_job *c = container_of(job, struct checkpoint_job, job);
     struct store *s = c->worker->store;
-    struct disk *d = s->config.disk;
     pthread_mutex_lock(&s->mutex);
     const bool is_late = c->round->seq <= s->checkpoint_seq;  // It had to wait for room, and a newer one was written.
     pthread_mutex_unlock(&s->mutex);
@@ -652,10 +661,7 @@ static void checkpoint_run(struct job *job)
         c->rc = RC_OK;
         return;
     }
-    c->rc = checkpoint_write(d, c->round->seq, buf_span(&c->round->lines), c->round->lines_count);
-    if (c->rc == RC_NO_SPACE && reserve_release(s)) {
-        c->rc = checkpoint_write(d, c->round->seq, buf_span(&c->round->lines), c->round->lines_count);
-    }
+    c->rc = checkpoint_write_full(s, c->round->seq, buf_span(&c->round->lines), c->round->lines_count);
     if (c->rc == RC_NO_SPACE) {
         return;
     }
@@ -669,12 +675,7 @@ static void checkpoint_run(struct job *job)
     pthread_mutex_unlock(&s->mutex);
     compaction_due(s);
     if (before != 0 && before < c->round->seq) {
-        char name[SEGMENT_PATH_MAX], path[SEGMENT_PATH_MAX + 8];
-        checkpoint_name(before, name, sizeof(name));
-        snprintf(path, sizeof(path), "seg/%s", name);
-        if (d->unlink(d, path) != RC_OK) {
-            log_warning("store: cannot remove %s", path);
-        }
+        checkpoint_remove(s->config.disk, before);
     }
 }
 

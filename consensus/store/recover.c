@@ -88,6 +88,8 @@ static enum rc open_wal(struct recovery *r, struct wal_report *report_out)
         .on_file_closed = c->on_wal_file_closed,
         .on_done = c->on_wal_done,
         .ctx = c->wal_ctx,
+        .more_room = reserve_for_wal,
+        .more_room_ctx = s,
     };
     memcpy(wc.cluster_id, c->cluster_id, sizeof(wc.cluster_id));
     TRY(wal_open(&wc, r->has_checkpoint ? r->checkpoint_seq + 1 : 1, recover_record, r, recover_corrupt_group,
@@ -139,6 +141,7 @@ static enum rc recover(struct recovery *r, store_group_fn *each, void *each_ctx,
                        struct wal_report *report_out)
 {
     TRY(recover_names(r));
+    reserve_find(r->store);
     TRY(recover_checkpoint(r));
     TRY(recover_segments(r));
     TRY(open_wal(r, report_out));
@@ -178,7 +181,7 @@ enum rc store_open(const struct store_config *config, store_group_fn *each, void
     }
     recovery_deinit(&r);
     if (rc == RC_OK) {
-        reserve_restore(s);
+        reserve_start(s);
     }
     *out = s;
     return rc;

@@ -8,10 +8,18 @@
 // room in turn. As long as the reserve is missing the store is short of room and nothing more should be
 // published (store_is_short); it is made up again when there is room (store_worker_room, now and then).
 //
-// Threads: the cold one, and the start. The mutex only joins several cold threads.
+// That may not be the end of it: what was on its way when publishers were stopped still comes, and a node that dies
+// then begins a new log file when it starts. So there is another one, `wal/reserve-last`, for what is small and lets go
+// of much: a checkpoint, the snapshot of a drained queue, taken here or received, and a small file of the log for the
+// settles. Half of it at most for one segment,
+// so that the checkpoint behind it finds room too. If it was not enough it is put back before anybody else can use the
+// room.
+//
+// Threads: the cold one, the WAL's, and the start. The mutex only joins several cold threads.
 #include "consensus/store/core.h"
 
 #define RESERVE_PATH "wal/reserve"
+#define LAST_PATH "wal/reserve-last"
 
 void store_make_room(struct disk *d)
 {
@@ -24,41 +32,100 @@ void store_make_room(struct disk *d)
 static void set_short(struct store *s, bool is_short)
 {
     atomic_store_explicit(&s->shared_is_short, is_short, memory_order_relaxed);
-    wal_set_frugal(s->wal, is_short);
+    if (s->wal != NULL) {  // Else it is being opened.
+        wal_set_frugal(s->wal, is_short);
+    }
 }
 
-bool reserve_release(struct store *s)
+static bool release(struct store *s, bool *has, const char *path, const char *what)
 {
     struct disk *d = s->config.disk;
-    if (s->config.reserve_bytes == 0) {
-        return false;
-    }
     pthread_mutex_lock(&s->mutex);
-    const bool was_there = !atomic_load_explicit(&s->shared_is_short, memory_order_relaxed) &&
-                           d->unlink(d, RESERVE_PATH) == RC_OK;
+    const bool was_there = *has && d->unlink(d, path) == RC_OK;
+    *has = false;
     set_short(s, true);
     pthread_mutex_unlock(&s->mutex);
     if (was_there) {
         // Some file systems give the room back only then. A failure shows in what comes next.
         (void)d->sync_dir(d, "wal");
-        log_warning("store: the disk is full: going on with the room that was kept in reserve");
+        log_warning("store: the disk is full: going on with the %s", what);
     }
     return was_there;
 }
 
-static bool restore(struct store *s)
+bool reserve_release(struct store *s)
+{
+    return s->config.reserve_bytes != 0 &&
+           release(s, &s->has_reserve, RESERVE_PATH, "room that was kept in reserve");
+}
+
+bool reserve_release_last(struct store *s, uint64_t bytes)
+{
+    return bytes <= s->config.last_bytes && s->config.last_bytes != 0 &&
+           release(s, &s->has_last, LAST_PATH, "last room that was kept in reserve");
+}
+
+bool reserve_for_segment(void *store, uint64_t bytes)
+{
+    struct store *s = store;
+    return bytes <= s->config.last_bytes / 2 && reserve_release_last(s, bytes);
+}
+
+bool reserve_for_wal(void *store, uint64_t bytes)
+{
+    struct store *s = store;
+    return reserve_release(s) || (bytes <= s->config.last_bytes / 2 && reserve_release_last(s, bytes));
+}
+
+static bool make(struct store *s, const char *path, uint64_t bytes)
 {
     struct disk *d = s->config.disk;
     struct disk_file *f;
-    if (d->open(d, RESERVE_PATH, DISK_READ | DISK_WRITE | DISK_CREATE, &f) != RC_OK) {
+    if (d->open(d, path, DISK_READ | DISK_WRITE | DISK_CREATE, &f) != RC_OK) {
         return false;
     }
-    const enum rc rc = d->allocate(f, s->config.reserve_bytes);
+    const enum rc rc = d->allocate(f, bytes);
     d->close(f);
-    if (rc != RC_OK && d->unlink(d, RESERVE_PATH) != RC_OK) {
-        log_warning("store: cannot remove the file " RESERVE_PATH);
+    if (rc != RC_OK && d->unlink(d, path) != RC_OK) {
+        log_warning("store: cannot remove the file %s", path);
     }
     return rc == RC_OK;
+}
+
+static bool is_there(struct disk *d, const char *path)
+{
+    struct disk_file *f;
+    if (d->open(d, path, DISK_READ, &f) != RC_OK) {
+        return false;
+    }
+    d->close(f);
+    return true;
+}
+
+void reserve_find(struct store *s)
+{
+    s->has_reserve = s->config.reserve_bytes != 0 && is_there(s->config.disk, RESERVE_PATH);
+    s->has_last = s->config.last_bytes != 0 && is_there(s->config.disk, LAST_PATH);
+}
+
+void reserve_start(struct store *s)
+{
+    s->has_reserve = s->has_last = false;  // One that is there may not be whole.
+    reserve_restore(s);
+}
+
+static void restore_last(struct store *s)
+{
+    s->has_last = s->has_last || (s->config.last_bytes != 0 && make(s, LAST_PATH, s->config.last_bytes));
+}
+
+void reserve_restore_last(struct store *s)
+{
+    struct disk *d = s->config.disk;
+    (void)d->sync_dir(d, "seg");  // What was removed makes room at the latest now.
+    pthread_mutex_lock(&s->mutex);
+    restore_last(s);
+    pthread_mutex_unlock(&s->mutex);
 }
 
 void reserve_restore(struct store *s)
@@ -68,7 +135,9 @@ void reserve_restore(struct store *s)
     }
     pthread_mutex_lock(&s->mutex);
     const bool was_short = atomic_load_explicit(&s->shared_is_short, memory_order_relaxed);
-    const bool is_short = !restore(s);
+    restore_last(s);
+    s->has_reserve = s->has_reserve || make(s, RESERVE_PATH, s->config.reserve_bytes);
+    const bool is_short = !s->has_reserve || (!s->has_last && s->config.last_bytes != 0);
     set_short(s, is_short);
     pthread_mutex_unlock(&s->mutex);
     if (was_short && !is_short) {

@@ -56,11 +56,26 @@ void segment_writer_deinit(struct segment_writer *w)
     *w = (struct segment_writer){0};
 }
 
+static enum rc writer_put(struct segment_writer *w, const struct iovec *iov, int count, uint64_t position)
+{
+    enum rc rc = w->disk->writev(w->file, iov, count, position);
+    if (rc == RC_NO_SPACE && w->more_room != NULL) {
+        uint64_t end = position;
+        for (int i = 0; i < count; i++) {
+            end += iov[i].iov_len;
+        }
+        if (w->more_room(w->more_room_ctx, end)) {
+            rc = w->disk->writev(w->file, iov, count, position);
+        }
+    }
+    return rc;
+}
+
 static enum rc writer_flush(struct segment_writer *w)
 {
     if (w->out.len > 0) {
         struct iovec iov = {.iov_base = w->out.ptr, .iov_len = w->out.len};
-        TRY(w->disk->writev(w->file, &iov, 1, w->flushed));
+        TRY(writer_put(w, &iov, 1, w->flushed));
         w->flushed += w->out.len;
         w->out.len = 0;
     }
@@ -113,7 +128,7 @@ enum rc segment_write_raw(struct segment_writer *w, struct span bytes, uint64_t 
     if (bytes.len >= FLUSH_BYTES) {  // Not twice in memory.
         TRY(writer_flush(w));
         struct iovec iov = {.iov_base = (void *)bytes.ptr, .iov_len = bytes.len};
-        TRY(w->disk->writev(w->file, &iov, 1, w->flushed));
+        TRY(writer_put(w, &iov, 1, w->flushed));
         w->flushed += bytes.len;
         return RC_OK;
     }
@@ -261,7 +276,7 @@ enum rc segment_seal(struct segment_writer *w, uint64_t *file_bytes)
         {.iov_base = &t, .iov_len = sizeof(t)},
     };
     int skip = w->arrays.len == 0 ? 1 : 0;
-    TRY(w->disk->writev(w->file, iov + skip, 3 - skip, arrays_pos));
+    TRY(writer_put(w, iov + skip, 3 - skip, arrays_pos));
     TRY(w->disk->sync(w->file));
     w->disk->close(w->file);
     w->file = NULL;

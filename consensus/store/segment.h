@@ -146,6 +146,9 @@ struct segment_writer {
     uint64_t reach;       // SEGMENT_REACH, or less in a test.
     uint32_t base_shift;
     bool is_far;          // Some run has a base.
+    // Called when a write finds no room for the file's first `bytes`; true: there is some now. NULL: nobody knows of any.
+    bool (*more_room)(void *ctx, uint64_t bytes);
+    void *more_room_ctx;
     uint64_t flushed;   // File position of out.ptr[0].
     struct buf out;     // Not yet written.
     struct buf arrays;  // Index arrays; positions in `runs` are relative until sealed.

@@ -239,6 +239,8 @@ static struct receive *receive_create(struct glog *g, const struct glog_snapshot
     r->segment_seq = store_next_segment(w->store);
     segment_writer_init(&r->writer, w->store->config.disk, r->segment_seq, 0, SEGMENT_INSTALLED,
                         w->store->config.segment_reach);
+    r->writer.more_room = reserve_for_segment;
+    r->writer.more_room_ctx = w->store;
     buf_init(&r->header_bytes);
     buf_init(&r->header.live);
     plan_begin(w, &r->plan, receive_free);
@@ -247,7 +249,11 @@ static struct receive *receive_create(struct glog *g, const struct glog_snapshot
 
 static void drop_run(struct job *job)
 {
-    segment_writer_deinit(&container_of(job, struct receive, drop)->writer);
+    struct receive *r = container_of(job, struct receive, drop);
+    segment_writer_deinit(&r->writer);
+    if (store_is_short(r->worker->store)) {
+        reserve_restore_last(r->worker->store);
+    }
 }
 
 static void drop_done(struct job *job)

@@ -34,8 +34,14 @@ enum rc disk_replace(struct disk *d, const char *dir, const char *name, struct s
     n = snprintf(temporary, sizeof(temporary), "%s.tmp", path);
     assert(n > 0 && (size_t)n < sizeof(temporary));
     // Data before name, name before the answer (engine-notes §5.3).
-    TRY(write_whole(d, temporary, content));
-    TRY(d->rename(d, temporary, path));
+    enum rc rc = write_whole(d, temporary, content);
+    if (rc == RC_OK) {
+        rc = d->rename(d, temporary, path);
+    }
+    if (rc == RC_NO_SPACE) {
+        (void)d->unlink(d, temporary);  // What there was room for is somebody else's. If it stays, the next try writes over it.
+    }
+    TRY(rc);
     return d->sync_dir(d, dir);
 }
 

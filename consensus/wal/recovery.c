@@ -133,27 +133,6 @@ static uint32_t rewrite_from(const struct recovery *r)
     return is_sound && bytes <= little && bytes <= LIMIT_WAL_BATCH_BYTES ? 0 : unproven;
 }
 
-// A start needs a file, and on a full disk there may be no room for a whole one: half of it will do, and so on. What
-// a full disk is emptied with (settles, snapshots of what is left) is little.
-static enum rc write_first(struct wal *w)
-{
-    struct wal_batch *b = &w->batch;
-    assert(b->is_composed && b->is_roll);
-    const uint64_t least = b->offset + b->padded_bytes + WAL_START_ROOM_BYTES;
-    enum rc rc = wal_write(w);
-    while (rc == RC_NO_SPACE && b->file_bytes / 2 >= least) {
-        b->limit = b->file_bytes = wal_round_up(b->file_bytes / 2, WAL_ALIGN_MAX);
-        struct wal_header_disk h;
-        memcpy(&h, w->header_page, sizeof(h));
-        wal_file_prepare(w, h.salt);
-        rc = wal_write(w);
-        if (rc == RC_OK) {
-            log_warning("wal: the disk has room for a file of %" PRIu64 " kB only", b->file_bytes >> 10);
-        }
-    }
-    return rc;
-}
-
 // Begins the new file with a copy of batches[from..], so that it is one synced batch. `last` may be NULL (empty log).
 static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32_t from, struct wal_submission *s)
 {
@@ -172,7 +151,7 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
     w->config.on_done = NULL;
     wal_submit(w, s);
     wal_compose_whole(w);
-    enum rc rc = write_first(w);
+    enum rc rc = wal_write_small(w);
     if (rc == RC_NO_SPACE) {
         wal_abandon(w);  // No start now; nothing has failed.
     } else {

@@ -19,6 +19,7 @@
 // Deliberately not here: threads, retries, and any knowledge of what a record means.
 #include "consensus/wal/internal.h"
 #include "node/base/limits.h"
+#include "node/base/log.h"
 #include "node/base/map.h"
 #include <stdlib.h>
 
@@ -350,6 +351,39 @@ enum rc wal_write(struct wal *w)
         if (rc == RC_OK && d->sync(w->file) != RC_OK) {
             rc = RC_IO;  // For want of room too: batches before this one may lie in the pages that were lost.
         }
+    }
+    return rc;
+}
+
+static void resize(struct wal *w, uint64_t file_bytes)
+{
+    struct wal_header_disk h;
+    w->batch.limit = w->batch.file_bytes = file_bytes;
+    memcpy(&h, w->header_page, sizeof(h));
+    wal_file_prepare(w, h.salt);
+}
+
+enum rc wal_write_small(struct wal *w)
+{
+    struct wal_batch *b = &w->batch;
+    enum rc rc = wal_write(w);
+    if (rc != RC_NO_SPACE || !b->is_roll || w->region.of != NULL) {
+        return rc;  // A region has its place at the end of the whole file.
+    }
+    const uint64_t whole = b->file_bytes;
+    const uint64_t least = wal_round_up(b->offset + b->padded_bytes + WAL_START_ROOM_BYTES, WAL_ALIGN_MAX);
+    while (rc == RC_NO_SPACE && b->file_bytes / 2 >= least) {
+        resize(w, wal_round_up(b->file_bytes / 2, WAL_ALIGN_MAX));
+        rc = wal_write(w);
+    }
+    if (rc == RC_NO_SPACE && w->config.more_room != NULL && w->config.more_room(w->config.more_room_ctx, least)) {
+        resize(w, least);
+        rc = wal_write(w);
+    }
+    if (rc == RC_NO_SPACE) {
+        resize(w, whole);
+    } else if (rc == RC_OK) {
+        log_warning("wal: the disk has room for a file of %llu kB only", (unsigned long long)b->file_bytes >> 10);
     }
     return rc;
 }

@@ -55,6 +55,10 @@ struct wal_config {
     // A submission is durable or failed. Driver's thread.
     void (*on_done)(void *ctx, struct wal_submission *s);
     void *ctx;
+    // Not even a small file finds room for the batch that waits (wal_write_small): true: there is some now, for `bytes`.
+    // Driver's thread. NULL: nobody knows of any.
+    bool (*more_room)(void *ctx, uint64_t bytes);
+    void *more_room_ctx;
 };
 
 // One record met at recovery, in order of writing. `file_seq`/`file_offset` say where it will be read from later
@@ -94,6 +98,9 @@ MUST_USE bool wal_compose(struct wal *w);
 // the same call is to be made again later, whatever else (wal_submit, wal_retire) happens between. Any other
 // error goes to wal_complete.
 MUST_USE enum rc wal_write(struct wal *w);
+// The same for a batch that begins a file, where a whole one has found no room for a while: half of one will do, and so
+// on, for what a full disk is emptied with (settles, snapshots of what is left) is little.
+MUST_USE enum rc wal_write_small(struct wal *w);
 void wal_complete(struct wal *w, enum rc rc);
 // Writes an empty mark batch if the last batch is not yet vouched for by a later one (§7.7): call when idle.
 MUST_USE bool wal_compose_mark(struct wal *w);

@@ -33,6 +33,7 @@
 enum {
     RING_SLOTS = 1024,   // Submissions of one worker on their way; one is made per loop turn.
     SLOW_DISK_NS_PER_BYTE = 20,  // 50 MB/s.
+    SMALL_AFTER = 10,     // Tries until a smaller file will do: until then retirement may have made room for a whole one.
     ROOM_RETRY_MS = 100,  // A batch without room for its file is tried again so often, and when a file is retired.
     MARK_AFTER_MS = 10,  // Quiet time after which the last batch gets a mark (README.md).
 };
@@ -58,6 +59,7 @@ struct wal_thread {
     pthread_t thread;
     int wake_fd;
     struct wal_worker *workers;
+    uint32_t tries;  // In vain, of the composed batch.
     _Alignas(64) _Atomic bool shared_is_asleep;  // See above.
     _Atomic bool shared_must_stop;               // Release by wal_thread_stop.
     _Atomic(struct retirement *) shared_retired; // Stack; pushed by anyone, taken whole by the WAL thread.
@@ -281,7 +283,8 @@ static bool write_batch(struct wal_thread *t)
     if (!wal_thread_is_stuck(t)) {  // Else it has been waiting for longer.
         atomic_store_explicit(&t->shared_batch_start_ns, now + allowed, memory_order_relaxed);
     }
-    enum rc rc = wal_write(t->wal);
+    enum rc rc = t->tries < SMALL_AFTER ? wal_write(t->wal) : wal_write_small(t->wal);
+    t->tries = rc == RC_NO_SPACE ? t->tries + 1 : 0;
     tell(t, &t->shared_is_stuck, rc == RC_NO_SPACE, "the log's next file");
     if (rc == RC_NO_SPACE) {
         return false;

@@ -48,6 +48,7 @@ static enum rc open_store(struct node *n, struct buf *error)
         // What one file's retirement may write, and the file that the log may have to begin meanwhile: the file goes
         // once what is known of it is in the log.
         .reserve_bytes = 2 * n->config.wal_file_bytes + n->config.wal_file_bytes / 8,
+        .last_bytes = n->config.wal_file_bytes / 8,
         .random = seed,
         .must_exist = !identity_is_blank(&n->identity),
     };

@@ -76,7 +76,8 @@ def publish_until_full(c, full, publisher_at, queue):
     if p.told and p.told[0] != "low on disk": wrong.append(f"told {p.told}")
     for n in ("n1", "n2", "n3"):
         if not until(lambda: any("Free disk space alarm on node" in a for a in alarms(c, n)), 5): wrong.append(f"{n} knows of no alarm")
-    if "disk" not in [a["resource"] for a in c.json(full[0], "status")["alarms"]]: wrong.append(f"status of {full[0]} shows no alarm")
+    # It may clear for a moment, while retirement finds room: what was published meanwhile sets it again.
+    if not until(lambda: p.told[-1:] != ["low on disk"] or "disk" in [a["resource"] for a in c.json(full[0], "status")["alarms"]], 5): wrong.append(f"status of {full[0]} shows no alarm")
     if {n: c.pid(n) for n in full} != pids: wrong.append("a node ended")
     print(f"# {len(p.confirmed)} confirmed, {len(p.by_tag)} open, room in MB: {[room(n) for n in full]}")
     return p, wrong
@@ -204,10 +205,7 @@ t.run(MEASURED, measured)
 with Cluster(3, conf=CONF.format(limit="0")) as c:  # No limit: really full.
     with Small(c, ["n1"]):
         t.run(ONE, filled, c, ["n1"], "one", "n1", "n2")
-        if "KILL_FULL" in os.environ:
-            t.run(RESTART, restarted, c)
-        else:
-            t.skip(RESTART, "an open fault makes it fail now and then (consensus/store/README.md); KILL_FULL=1 runs it")
+        t.run(RESTART, restarted, c)
 with Cluster(3, conf=CONF.format(limit="10MB")) as c:
     with Small(c, ["n1"]):
         t.run(OTHER, other_files, c)

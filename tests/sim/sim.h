@@ -143,6 +143,7 @@ struct sim_node {
     struct host *host;
     uint64_t turn_due;     // When its next turn is scheduled; UINT64_MAX none.
     bool is_wal_busy;      // A batch is being written.
+    uint32_t wal_tries;    // In vain, for want of room.
     bool is_composed;
     struct list wal_done;  // Completions on their way to the worker.
     struct buf pending_cuts;  // sim_check.c: truncations handed to the WAL and not yet durable.

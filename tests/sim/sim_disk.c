@@ -400,6 +400,11 @@ uint64_t sim_disk_used(const struct sim_disk *s)
     return s->used;
 }
 
+uint64_t sim_disk_room(const struct sim_disk *s)
+{
+    return s->budget > s->used ? s->budget - s->used : 0;
+}
+
 void sim_disk_set_read_flips(struct sim_disk *s, struct rng *rng, uint64_t one_in)
 {
     s->flip_rng = rng;

@@ -40,6 +40,7 @@ void sim_disk_fail_sync_after(struct sim_disk *s, uint64_t syncs);
 // Files may hold so many bytes together; allocate and writes above answer RC_NO_SPACE. Default: no bound.
 void sim_disk_set_budget(struct sim_disk *s, uint64_t bytes);
 uint64_t sim_disk_used(const struct sim_disk *s);
+uint64_t sim_disk_room(const struct sim_disk *s);
 // Each read has a chance of 1 : `one_in` that one of its bits is wrong (0: never).
 void sim_disk_set_read_flips(struct sim_disk *s, struct rng *rng, uint64_t one_in);
 

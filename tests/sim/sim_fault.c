@@ -306,6 +306,26 @@ static void fault_full(struct sim *s, void *arg, uint64_t number)
     sim_at(s, sim_range(s, 1, 2 * s->faults.full_every), fault_full, NULL, 0);
 }
 
+// As node/server/alarm.c: while the disk is short of room, what waits for it is tried again.
+static void look_for_room(struct sim *s, void *arg, uint64_t number)
+{
+    (void)arg;
+    (void)number;
+    for (uint32_t i = 0; i < s->nodes_count; i++) {
+        struct sim_node *n = &s->nodes[i];
+        if (n->is_up && !n->is_paused && (store_is_short(n->store) || wal_is_short(store_wal(n->store)))) {
+            // As file systems do every few seconds: the room of removed files comes back.
+            (void)sim_disk_base(n->disk)->sync_dir(sim_disk_base(n->disk), "seg");
+            (void)sim_disk_base(n->disk)->sync_dir(sim_disk_base(n->disk), "wal");
+            wal_trim(store_wal(n->store));
+            (void)wal_top_up(store_wal(n->store));
+            host_room(n->host);
+            sim_node_wake(n, 0);
+        }
+    }
+    sim_at(s, SIM_S, look_for_room, NULL, 0);
+}
+
 // ---- which of them ----------------------------------------------------------------------------------------
 
 static uint64_t maybe(struct sim *s, uint64_t one_in, uint64_t value)
@@ -355,6 +375,9 @@ void sim_faults_start(struct sim *s)
         {s->faults.step_down_every, fault_step_down}, {s->faults.wipe_every, fault_wipe},
         {s->faults.flip_every, fault_flip},           {s->faults.full_every, fault_full},
     };
+    if (s->faults.full_every > 0) {
+        sim_at(s, SIM_S, look_for_room, NULL, 0);
+    }
     for (size_t i = 0; i < sizeof(faults) / sizeof(faults[0]); i++) {
         if (faults[i].every > 0) {
             sim_at(s, sim_range(s, faults[i].every / 2, faults[i].every), faults[i].fn, NULL, 0);

@@ -64,7 +64,8 @@ static void wal_written(struct sim *s, void *arg, uint64_t number)
     struct wal *w = store_wal(n->store);
     (void)number;
     const uint64_t offset = w->batch.is_roll ? 0 : w->batch.offset;
-    const enum rc rc = wal_write(w);
+    const enum rc rc = n->wal_tries < 10 ? wal_write(w) : wal_write_small(w);  // As wal_thread.c.
+    n->wal_tries = rc == RC_NO_SPACE ? n->wal_tries + 1 : 0;
     if (sim_disk_is_dead(n->disk)) {
         return;  // The power went; the step ends the node.
     }
@@ -262,7 +263,8 @@ static bool node_open(struct sim_node *n, struct found *found)
         .wal_file_bytes = s->wal_file_bytes,
         .wal_align = 8,
         .wal_reserve_files = 1,
-        .reserve_bytes = s->wal_file_bytes + s->wal_file_bytes / 8,
+        .reserve_bytes = 2 * s->wal_file_bytes + s->wal_file_bytes / 8,
+        .last_bytes = 32 << 10,
         .wal_slice_bytes = s->wal_slice_bytes,
         .segment_reach = s->segment_reach,
         .random = rng_next(&n->rng),
@@ -271,6 +273,9 @@ static bool node_open(struct sim_node *n, struct found *found)
         .wal_ctx = n,
     };
     struct wal_report report = {0};
+    if (n->is_full && sim_disk_room(n->disk) < 2 * s->wal_file_bytes) {
+        store_make_room(sim_disk_base(n->disk));  // As node/server/node.c.
+    }
     enum rc rc = store_open(&config, on_found, found, &report, &n->store);
     for (int i = 0; i < 3 && rc != RC_OK && (sim_disk_is_dead(n->disk) || config.disk->failed); i++) {
         // A fault armed earlier struck in the middle of the recovery.
@@ -430,6 +435,7 @@ void sim_node_start(struct sim_node *n)
     assert(!n->is_up);
     n->incarnation++;
     n->turn_due = UINT64_MAX;
+    n->wal_tries = 0;
     n->is_wal_busy = n->cold.is_busy = n->is_paused = false;
     list_init(&n->wal_done);
     list_init(&n->cold.jobs);

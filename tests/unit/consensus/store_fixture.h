@@ -261,6 +261,7 @@ static void fixture_open(struct fixture *f)
         .wal_reserve_files = f->config.wal_reserve_files,
         .reserve_bytes = f->config.reserve_bytes,
         .segment_reach = fixture_reach,
+        .last_bytes = f->config.last_bytes,
         .random = ++f->random,
         .on_wal_file_closed = on_closed,
         .on_wal_done = on_done,

@@ -131,6 +131,65 @@ START_TEST(without_a_reserve_retirement_waits_and_goes_on_when_there_is_room)
 }
 END_TEST
 
+// Everything is used up, the reserve too, and one file of the log cannot be retired. Then the group's queue is drained.
+static void drained_on_a_full_disk(void)
+{
+    fixture_close(&fx);
+    fx.config.last_bytes = 32 << 10;
+    fixture_open(&fx);
+    ck_assert(wal_top_up(store_wal(fx.store)));
+    ck_assert_int_eq(fx.config.disk->unlink(fx.config.disk, "wal/reserve"), RC_OK);
+    fx.store->has_reserve = false;
+    no_room(0);
+    fill_file();
+    settle(&fx);
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 2);
+    ck_assert(sim_disk_exists(fx.disk, "wal/reserve-last"));
+    struct model *m = &fx.models[1];
+    m->snapshots_refused = false;
+    m->committed = m->last;
+    for (uint64_t i = 1; i <= m->last; i++) {
+        m->dead[i] = true;
+    }
+}
+
+START_TEST(the_last_reserve_is_for_the_snapshot_of_a_drained_queue_and_frees_everything)
+{
+    drained_on_a_full_disk();
+    glog_snapshot_request(log_of(&fx, 1));
+    store_worker_room(fx.workers[0]);
+    settle(&fx);
+    ck_assert_uint_eq(fx.models[1].published, fx.models[1].last);
+    for (int i = 0; i < 3; i++) {  // No room comes from outside.
+        (void)fx.config.disk->sync_dir(fx.config.disk, "seg");
+        (void)fx.config.disk->sync_dir(fx.config.disk, "wal");
+        wal_trim(store_wal(fx.store));
+        store_worker_room(fx.workers[0]);
+        settle(&fx);
+    }
+    ck_assert_uint_eq(wal_file_count(store_wal(fx.store)), 1);
+    check_group(&fx, 1);
+    room();
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
+START_TEST(the_last_reserve_is_not_for_much_and_is_back_after_it_was_in_vain)
+{
+    drained_on_a_full_disk();
+    fx.models[1].state_bytes = 200 << 10;  // A snapshot as large as this is no way out.
+    glog_snapshot_request(log_of(&fx, 1));
+    store_worker_room(fx.workers[0]);
+    settle(&fx);
+    ck_assert_uint_eq(fx.models[1].published, 0);
+    ck_assert(!is_dead(&fx));
+    ck_assert(sim_disk_exists(fx.disk, "wal/reserve-last"));
+    check_group(&fx, 1);
+    room();
+    crash_and_check(&fx, NULL);
+}
+END_TEST
+
 static enum rc (*real_rename)(struct disk *d, const char *from, const char *to);
 static bool refuses_checkpoints;
 
@@ -193,6 +252,8 @@ int main(void)
     tcase_add_test(t, the_reserve_is_enough_for_retirement_while_the_log_waits_for_its_next_file);
     tcase_add_test(t, the_reserve_is_made_up_when_there_is_room);
     tcase_add_test(t, without_a_reserve_retirement_waits_and_goes_on_when_there_is_room);
+    tcase_add_test(t, the_last_reserve_is_for_the_snapshot_of_a_drained_queue_and_frees_everything);
+    tcase_add_test(t, the_last_reserve_is_not_for_much_and_is_back_after_it_was_in_vain);
     tcase_add_loop_test(t, a_checkpoint_without_room_is_written_later_and_files_stay_until_then, 0, 2);
     tcase_add_test(t, a_start_on_a_full_disk_uses_the_reserve);
     suite_add_tcase(s, t);

@@ -186,6 +186,30 @@ START_TEST(the_file_in_reserve_carries_the_log_on_when_the_disk_is_full)
 }
 END_TEST
 
+START_TEST(a_batch_that_has_waited_begins_a_small_file_where_a_whole_one_has_no_room)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 60000);
+    sim_disk_set_budget(fx.disk, sim_disk_used(fx.disk) + (40 << 10));
+    struct sent *a = submit(&fx, 1, 2, 5000);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    ck_assert(fx.wal->batch.is_composed);
+    ck_assert_int_eq(wal_write_small(fx.wal), RC_OK);
+    wal_complete(fx.wal, RC_OK);
+    ck_assert(a->is_done);
+    struct sent *b = submit(&fx, 1, 3, 40000);  // Not in that file any more, and there is no room for another one.
+    drive(&fx);
+    ck_assert(!b->is_done);
+    ck_assert_int_eq(wal_write_small(fx.wal), RC_NO_SPACE);
+    room();
+    drive(&fx);
+    ck_assert(b->is_done);
+    reopen(true);
+    expect_seen(3);
+}
+END_TEST
+
 START_TEST(a_reserve_is_kept_over_a_restart_and_used_by_it)
 {
     begin(1);
@@ -316,6 +340,7 @@ int main(void)
     tcase_add_test(t, a_start_with_little_room_begins_a_smaller_file);
     tcase_add_test(t, a_retired_file_is_room);
     tcase_add_test(t, the_file_in_reserve_carries_the_log_on_when_the_disk_is_full);
+    tcase_add_test(t, a_batch_that_has_waited_begins_a_small_file_where_a_whole_one_has_no_room);
     tcase_add_test(t, a_reserve_is_kept_over_a_restart_and_used_by_it);
     tcase_add_test(t, trimming_gives_away_what_is_beyond_the_reserve);
     tcase_add_loop_test(t, numbers_of_free_files_never_meet, 0, 10);
