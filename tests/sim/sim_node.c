@@ -377,9 +377,10 @@ static void node_groups(struct sim_node *n, struct found *found)
         if (g && g->log && !is_own && (n->replicas[i] == 0 || s->groups[i].kind == SIM_META)) {
             glog_delete(g->log);
             g = NULL;
-        } else if (!is_own && (!g || g->is_hiding)) {
+        } else if (!is_own && (!g || g->is_hiding || g->replica_id == n->replicas[i])) {
+            // The last: its beginning was written, and the sync failed or never came to its end; it was there all the same.
             sim_check_begun(n, i);
-            n->shadows[i].is_lost = g != NULL;  // Nobody can say any more what it wrote.
+            n->shadows[i].is_lost = g && g->is_hiding;  // Nobody can say any more what it wrote.
         } else if (is_own && g && g->replica_id != 0 && n->former[i] != 0 && sim_chance(s, 4)) {
             add_former(n, i, g);
         }
