@@ -3,7 +3,8 @@
 //
 // Problem: workers never block, syncs do. Idea: each worker has a ring towards this thread and one back. The
 // thread takes everything the rings hold, makes a batch of it, writes and syncs it, hands the completions
-// back and wakes each worker concerned once. What arrives meanwhile is the next batch.
+// back and wakes each worker concerned once. What arrives meanwhile is the next batch, which may wait a little for more
+// (pace.h).
 //
 // Sleeping: the thread raises `shared_is_asleep`, looks at the rings once more and waits on an eventfd. A
 // submitter writes to the eventfd only if it lowers that flag, so a busy thread costs its submitters no
@@ -20,6 +21,7 @@
 //
 // A failed disk ends the process here (P6): nothing that was not acknowledged may be taken for done, and no vote given.
 #include "consensus/wal/internal.h"
+#include "consensus/wal/pace.h"
 #include "node/base/log.h"
 #include "node/base/ring.h"
 #include <errno.h>
@@ -28,6 +30,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/eventfd.h>
+#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -60,6 +63,7 @@ struct wal_thread {
     int wake_fd;
     struct wal_worker *workers;
     uint32_t tries;  // In vain, of the composed batch.
+    struct wal_pace pace;
     _Alignas(64) _Atomic bool shared_is_asleep;  // See above.
     _Atomic bool shared_must_stop;               // Release by wal_thread_stop.
     _Atomic(struct retirement *) shared_retired; // Stack; pushed by anyone, taken whole by the WAL thread.
@@ -209,6 +213,7 @@ static bool take(struct wal_thread *t, bool must_stop)
     for (uint32_t i = 0; i < t->config.workers; i++) {
         struct wal_submission *s;
         while ((s = ring_pop(&t->workers[i].in)) != NULL) {
+            wal_pace_submitted(&t->pace, s->ranges_count > 0 ? s->bytes : 0);
             wal_submit(t->wal, s);
             any = true;
         }
@@ -276,6 +281,7 @@ static _Noreturn void die(struct wal_thread *t, enum rc rc)
 static bool write_batch(struct wal_thread *t)
 {
     const bool is_roll = t->wal->batch.is_roll;
+    const uint32_t records = t->wal->batch.head.count;
     uint64_t now = clock_mono_ns(env_system_clock());
     // One large record may rightly take seconds: its bytes are allowed the time a slow disk needs for them,
     // so that only a disk that stands still looks old.
@@ -292,6 +298,7 @@ static bool write_batch(struct wal_thread *t)
     if (rc != RC_OK) {
         die(t, rc);
     }
+    wal_pace_written(&t->pace, now, clock_mono_ns(env_system_clock()), records);
     wal_complete(t->wal, rc);
     atomic_store_explicit(&t->shared_batch_start_ns, 0, memory_order_relaxed);
     if (t->wal->has_failed) {
@@ -337,6 +344,19 @@ static bool sleep_until_woken(struct wal_thread *t)
     return is_woken;
 }
 
+// Lets more come for the next batch. Nobody needs to wake us meanwhile: the flag of sleeping is down.
+static void keep_pace(struct wal_thread *t)
+{
+    const uint64_t wait = t->wal->batch.is_composed || t->wal->region.of != NULL
+                              ? 0
+                              : wal_pace_wait(&t->pace, clock_mono_ns(env_system_clock()));
+    if (wait > 0) {
+        const struct timespec d = {.tv_nsec = (long)wait};
+        nanosleep(&d, NULL);  // Cut short by a signal it is a shorter wait, no more.
+        (void)take(t, false);
+    }
+}
+
 static void *run(void *arg)
 {
     struct wal_thread *t = arg;
@@ -344,6 +364,9 @@ static void *run(void *arg)
     for (;;) {
         bool must_stop = atomic_load_explicit(&t->shared_must_stop, memory_order_acquire);
         bool any = take(t, must_stop);
+        if (!must_stop) {
+            keep_pace(t);
+        }
         const bool has_batch = t->wal->batch.is_composed || wal_compose(t->wal);
         if (has_batch) {
             any = write_batch(t);
