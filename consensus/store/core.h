@@ -64,7 +64,7 @@ void record_put(struct buf *to, uint64_t group, uint64_t index, uint64_t term, u
 
 struct receive;  // snapshot_transfer.c
 struct compaction;  // compact.h
-struct checkpoint_job;  // harvest.c
+struct checkpoint_job;  // leave.c
 
 // References to what of a log is not yet in segments: a ring over window_first .. window_first +
 // window_count - 1, whose end is `last`. Indexes at or below the snapshot that are not live are REF_NONE in it.
@@ -224,7 +224,7 @@ struct store_worker {
     struct map snapshot_wanted;  // u64 -> struct glog.
     struct map receives;         // u64 -> struct receive: the snapshot that a group is receiving.
     struct compacting compacting;
-    struct list leaving;  // struct leaving (harvest.c): files whose content is elsewhere, on their way out.
+    struct list leaving;  // struct leaving (leave.c): files whose content is elsewhere, on their way out.
     struct list doomed;   // struct segment without users: deleted once everything before is durable.
 };
 
@@ -289,8 +289,11 @@ void reserve_restore_last(struct store *s);
 bool reserve_for_wal(void *store, uint64_t bytes);  // A wal_config.more_room. The WAL's thread.
 // A segment_writer's more_room over a store.
 bool reserve_for_segment(void *store, uint64_t bytes);
+// leave.c
+void leave_begin(struct store_worker *w, uint64_t seq);  // What was in this WAL file of the worker is published.
+void leave_pump(struct store_worker *w);                 // From harvest_pump.
+void checkpoint_again(struct store_worker *w);           // Writes the one for which there was no room.
 // harvest.c
-void checkpoint_again(struct store_worker *w);  // Writes the one for which there was no room.
 // The group is in the harvest in progress, and from `from` on it is not as it was planned any more.
 void harvest_cut(struct store_worker *w, uint64_t group, uint64_t from);
 

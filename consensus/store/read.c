@@ -4,7 +4,7 @@
 // is never returned (P12).
 //
 // A file that a planned read refers to stays until the read has run: segments are held by count, WAL files
-// leave only after a barrier behind them in the executor's order (harvest.c).
+// leave only after a barrier behind them in the executor's order (leave.c).
 #include "consensus/store/read.h"
 
 static bool plan_item(struct read_plan *p, struct glog *g, uint64_t index, const struct run **last_run)

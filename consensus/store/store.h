@@ -33,6 +33,7 @@ struct store_config {
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
     bool must_exist;           // There has been a store here before: see wal_config.
+    uint32_t harvest_groups;   // For tests and the simulator: groups of one harvest; 0: the default.
     uint64_t segment_reach;    // For tests and the simulator: SEGMENT_REACH, made small; 0: as it is.
     uint64_t compact_bytes_per_s;  // What merging segments may write, per worker; 0: the default.
     // Handed on to the WAL (wal_config.on_file_closed, on_done), for drivers without wal_thread. May be NULL with it.

@@ -231,6 +231,7 @@ struct sim {
     uint64_t wal_file_bytes, memtable_bytes;
     uint32_t wal_slice_bytes;
     uint64_t segment_reach;
+    uint32_t harvest_groups;
 };
 
 // One run. Returns true if nothing was violated; the counters are added to `total`.

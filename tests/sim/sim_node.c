@@ -267,6 +267,7 @@ static bool node_open(struct sim_node *n, struct found *found)
         .last_bytes = 32 << 10,
         .wal_slice_bytes = s->wal_slice_bytes,
         .segment_reach = s->segment_reach,
+        .harvest_groups = s->harvest_groups,
         .random = rng_next(&n->rng),
         .on_wal_file_closed = on_wal_file_closed,
         .on_wal_done = on_wal_done,

@@ -236,6 +236,7 @@ void sim_init(struct sim *s, uint64_t seed, const struct sim_app *app)
     s->memtable_bytes = sim_chance(s, 4) ? sim_range(s, 256 << 10, 768 << 10) : sim_range(s, 2 << 20, 6 << 20);
     s->wal_slice_bytes = sim_chance(s, 3) ? 0 : 8192u << rng_below(&s->rng, 5);
     // By the seed alone: the draws of older seeds stay what they are.
+    s->harvest_groups = (uint32_t)(seed % 4);
     s->segment_reach = seed % 3 == 0 ? 0 : 4096u << (seed / 3 % 6);
     sim_faults_draw(s);
     draw_groups(s);

@@ -246,6 +246,7 @@ static bool is_dead(const struct fixture *f)
 }
 
 static uint64_t fixture_reach;  // Of stores opened from now on.
+static uint32_t fixture_harvest_groups;
 
 static void fixture_open(struct fixture *f)
 {
@@ -262,6 +263,7 @@ static void fixture_open(struct fixture *f)
         .reserve_bytes = f->config.reserve_bytes,
         .segment_reach = fixture_reach,
         .last_bytes = f->config.last_bytes,
+        .harvest_groups = fixture_harvest_groups,
         .random = ++f->random,
         .on_wal_file_closed = on_closed,
         .on_wal_done = on_done,

@@ -140,6 +140,7 @@ static void check_some(void)
 static void run_seed(uint64_t seed)
 {
     rng_seed(&rng, seed);
+    fixture_harvest_groups = (uint32_t)(seed % 3);
     fixture_reach = seed % 2 == 0 ? 0 : 4096u << (seed / 2 % 4);
     fixture_init(&fx, 1 + (uint32_t)rng_below(&rng, WORKERS_MAX), (64 + rng_below(&rng, 512)) << 10,
                  (32 + rng_below(&rng, 64)) << 10);

@@ -47,6 +47,29 @@ START_TEST(large_records_are_retired_in_pieces_and_read_back_whole)
 }
 END_TEST
 
+START_TEST(a_file_of_more_groups_than_one_harvest_takes_is_retired_in_parts)
+{
+    fixture_deinit(&fx);
+    fixture_harvest_groups = 3;
+    setup();
+    for (uint64_t g = 1; g < GROUPS_MAX; g++) {
+        append(&fx, g, 1, 100);
+        fx.models[g].snapshots_refused = true;
+    }
+    settle(&fx);
+    glog_snapshot_request(log_of(&fx, 1));  // One that is refused holds up nothing.
+    roll_file(&fx);
+    ck_assert_uint_eq(fx.retired_count, 1);
+    ck_assert_uint_ge(files_in("seg", "seg-"), 3);
+    for (uint64_t g = 1; g < GROUPS_MAX; g++) {
+        ck_assert_uint_eq(log_of(&fx, g)->runs_count, 1);
+    }
+    check_all(&fx);
+    crash_and_check(&fx, NULL);
+    fixture_harvest_groups = 0;
+}
+END_TEST
+
 START_TEST(a_snapshot_leaves_exactly_the_live_entries)
 {
     append_many(&fx, 1, 1, 300, 60);
@@ -545,6 +568,7 @@ int main(void)
     tcase_set_timeout(t, 120);
     tcase_add_test(t, a_full_file_is_retired_and_what_is_live_is_read_from_the_segment);
     tcase_add_test(t, large_records_are_retired_in_pieces_and_read_back_whole);
+    tcase_add_test(t, a_file_of_more_groups_than_one_harvest_takes_is_retired_in_parts);
     tcase_add_test(t, a_snapshot_leaves_exactly_the_live_entries);
     tcase_add_test(t, a_queue_that_keeps_up_leaves_almost_nothing);
     tcase_add_test(t, two_snapshots_in_a_row_leave_the_second);
