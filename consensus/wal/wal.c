@@ -367,18 +367,28 @@ enum rc wal_write_small(struct wal *w)
 {
     struct wal_batch *b = &w->batch;
     enum rc rc = wal_write(w);
-    if (rc != RC_NO_SPACE || !b->is_roll || w->region.of != NULL) {
-        return rc;  // A region has its place at the end of the whole file.
+    if (rc != RC_NO_SPACE) {
+        return rc;
     }
+    // A region has its place at the end of the whole file; a batch in a file that exists only wants its own room.
+    const bool is_fixed = !b->is_roll || w->region.of != NULL;
     const uint64_t whole = b->file_bytes;
-    const uint64_t least = wal_round_up(b->offset + b->padded_bytes + WAL_START_ROOM_BYTES, WAL_ALIGN_MAX);
-    while (rc == RC_NO_SPACE && b->file_bytes / 2 >= least) {
+    const uint64_t least = !b->is_roll ? b->padded_bytes + b->slice_bytes
+                           : is_fixed  ? whole
+                                       : wal_round_up(b->offset + b->padded_bytes + WAL_START_ROOM_BYTES, WAL_ALIGN_MAX);
+    while (rc == RC_NO_SPACE && !is_fixed && b->file_bytes / 2 >= least) {
         resize(w, wal_round_up(b->file_bytes / 2, WAL_ALIGN_MAX));
         rc = wal_write(w);
     }
-    if (rc == RC_NO_SPACE && w->config.more_room != NULL && w->config.more_room(w->config.more_room_ctx, least)) {
-        resize(w, least);
+    // What it gives may be less than it was to be: asked until it has no more.
+    while (rc == RC_NO_SPACE && w->config.more_room != NULL && w->config.more_room(w->config.more_room_ctx, least)) {
+        if (!is_fixed) {
+            resize(w, least);
+        }
         rc = wal_write(w);
+    }
+    if (is_fixed) {
+        return rc;
     }
     if (rc == RC_NO_SPACE) {
         resize(w, whole);

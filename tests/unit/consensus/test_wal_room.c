@@ -210,6 +210,69 @@ START_TEST(a_batch_that_has_waited_begins_a_small_file_where_a_whole_one_has_no_
 }
 END_TEST
 
+// What others keep in reserve: each time it is asked the next of these.
+static uint64_t gives[3];
+static uint32_t gives_count, gives_at;
+static uint64_t asked_for;
+
+static bool give(void *ctx, uint64_t bytes)
+{
+    (void)ctx;
+    asked_for = bytes;
+    if (gives_at == gives_count) {
+        return false;
+    }
+    sim_disk_set_budget(fx.disk, sim_disk_used(fx.disk) + gives[gives_at++]);
+    return true;
+}
+
+START_TEST(a_large_record_that_has_waited_gets_the_room_that_others_keep_in_reserve)
+{
+    fx.config.slice_bytes = 4096;
+    fx.config.more_room = give;
+    gives[0] = 100 << 10;
+    gives_count = 1;
+    gives_at = 0;
+    begin(0);
+    write_one(&fx, 1, 1, 60000);
+    no_room();
+    struct sent *a = submit_large(&fx, 4, 2, 20000);
+    drive(&fx);
+    ck_assert(fx.wal->batch.is_composed);
+    ck_assert_ptr_nonnull(fx.wal->region.of);
+    ck_assert_int_eq(wal_write_small(fx.wal), RC_OK);
+    ck_assert_uint_eq(asked_for, 64 << 10);  // A whole file: there is its place.
+    wal_complete(fx.wal, RC_OK);
+    drive(&fx);
+    ck_assert(a->is_done);
+    reopen(true);
+    expect_seen(2);
+}
+END_TEST
+
+// A crash while a reserve is made leaves a file of that name with less in it, or nothing.
+START_TEST(a_start_asks_for_more_room_until_there_is_enough_or_none)
+{
+    fx.config.more_room = give;
+    gives[0] = 0;
+    gives[1] = 56 << 10;
+    gives_count = 0;
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    close_wal(&fx);
+    no_room();
+    gives_count = 1;
+    gives_at = 0;
+    ck_assert_int_eq(try_open(&fx, 1), RC_NO_SPACE);
+    ck_assert(!fx.config.disk->failed);
+    gives_count = 2;
+    gives_at = 0;
+    open_wal(&fx);
+    expect_seen(1);
+    room();
+}
+END_TEST
+
 START_TEST(a_reserve_is_kept_over_a_restart_and_used_by_it)
 {
     begin(1);
@@ -341,6 +404,8 @@ int main(void)
     tcase_add_test(t, a_retired_file_is_room);
     tcase_add_test(t, the_file_in_reserve_carries_the_log_on_when_the_disk_is_full);
     tcase_add_test(t, a_batch_that_has_waited_begins_a_small_file_where_a_whole_one_has_no_room);
+    tcase_add_test(t, a_large_record_that_has_waited_gets_the_room_that_others_keep_in_reserve);
+    tcase_add_test(t, a_start_asks_for_more_room_until_there_is_enough_or_none);
     tcase_add_test(t, a_reserve_is_kept_over_a_restart_and_used_by_it);
     tcase_add_test(t, trimming_gives_away_what_is_beyond_the_reserve);
     tcase_add_loop_test(t, numbers_of_free_files_never_meet, 0, 10);
