@@ -62,7 +62,8 @@ struct wal_thread {
     pthread_t thread;
     int wake_fd;
     struct wal_worker *workers;
-    uint32_t tries;  // In vain, of the composed batch.
+    uint32_t tries;     // In vain, of the composed batch,
+    uint64_t retry_ns;  // which is written again then; 0: at once.
     struct wal_pace pace;
     _Alignas(64) _Atomic bool shared_is_asleep;  // See above.
     _Atomic bool shared_must_stop;               // Release by wal_thread_stop.
@@ -224,6 +225,9 @@ static bool take(struct wal_thread *t, bool must_stop)
     }
     struct retirement *r = atomic_exchange_explicit(&t->shared_retired, NULL, memory_order_acquire);
     const bool has_room = r != NULL;
+    if (has_room) {
+        t->retry_ns = 0;
+    }
     while (r != NULL) {
         struct retirement *next = r->next;
         wal_retire(t->wal, r->seq);
@@ -235,6 +239,7 @@ static bool take(struct wal_thread *t, bool must_stop)
         atomic_exchange_explicit(&t->shared_wants_room, false, memory_order_acquire)) {
         wal_trim(t->wal);
         top_up(t);
+        t->retry_ns = 0;
     } else if (has_room && atomic_load_explicit(&t->shared_is_short, memory_order_relaxed)) {
         top_up(t);
     }
@@ -291,6 +296,7 @@ static bool write_batch(struct wal_thread *t)
     }
     enum rc rc = t->tries < SMALL_AFTER ? wal_write(t->wal) : wal_write_small(t->wal);
     t->tries = rc == RC_NO_SPACE ? t->tries + 1 : 0;
+    t->retry_ns = rc == RC_NO_SPACE ? clock_mono_ns(env_system_clock()) + ROOM_RETRY_MS * 1000000ull : 0;
     tell(t, &t->shared_is_stuck, rc == RC_NO_SPACE, "the log's next file");
     if (rc == RC_NO_SPACE) {
         return false;
@@ -310,6 +316,13 @@ static bool write_batch(struct wal_thread *t)
     return true;
 }
 
+// Until the batch that found no room is to be written again; whoever submits meanwhile makes no further try.
+static int retry_wait_ms(const struct wal_thread *t)
+{
+    const uint64_t now = clock_mono_ns(env_system_clock());
+    return t->retry_ns > now ? (int)((t->retry_ns - now + 999999) / 1000000) : 0;
+}
+
 static bool has_input(struct wal_thread *t)
 {
     bool has = atomic_load_explicit(&t->shared_must_stop, memory_order_acquire) ||
@@ -322,15 +335,15 @@ static bool has_input(struct wal_thread *t)
     return has;
 }
 
-// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted, or for
-// ROOM_RETRY_MS while a batch waits for room.
+// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted, or until the batch that
+// waits for room is to be tried again.
 static bool sleep_until_woken(struct wal_thread *t)
 {
     (void)atomic_exchange_explicit(&t->shared_is_asleep, true, memory_order_acq_rel);
     bool is_woken = true;
     if (!has_input(t)) {
         struct pollfd p = {.fd = t->wake_fd, .events = POLLIN};
-        is_woken = poll(&p, 1, wal_thread_is_stuck(t) ? ROOM_RETRY_MS : t->wal->needs_mark ? MARK_AFTER_MS : -1) != 0;
+        is_woken = poll(&p, 1, wal_thread_is_stuck(t) ? retry_wait_ms(t) : t->wal->needs_mark ? MARK_AFTER_MS : -1) != 0;
     }
     if (!atomic_exchange_explicit(&t->shared_is_asleep, false, memory_order_acq_rel)) {
         uint64_t count;  // Somebody lowered the flag: his write is there or about to be; it must not wake us twice.
@@ -369,7 +382,7 @@ static void *run(void *arg)
         }
         const bool has_batch = t->wal->batch.is_composed || wal_compose(t->wal);
         if (has_batch) {
-            any = write_batch(t);
+            any = (must_stop || retry_wait_ms(t) == 0) && write_batch(t);
         } else if (t->wal->has_failed) {
             die(t, RC_IO);
         }

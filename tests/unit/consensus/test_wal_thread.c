@@ -264,12 +264,15 @@ END_TEST
 
 static enum rc (*real_allocate)(struct disk_file *f, uint64_t bytes);
 static _Atomic bool shared_is_full;
+static _Atomic uint64_t shared_refused;
 
 static enum rc full_allocate(struct disk_file *f, uint64_t bytes)
 {
     uint64_t size = 0;
     ck_assert_int_eq(disk->size(f, &size), RC_OK);
-    return size < bytes && atomic_load(&shared_is_full) ? RC_NO_SPACE : real_allocate(f, bytes);
+    const bool is_refused = size < bytes && atomic_load(&shared_is_full);
+    atomic_fetch_add(&shared_refused, is_refused);
+    return is_refused ? RC_NO_SPACE : real_allocate(f, bytes);
 }
 
 static void wait_for(bool (*is)(struct wal_thread *t), bool wanted)
@@ -357,6 +360,33 @@ START_TEST(a_thread_that_waits_for_room_can_be_stopped)
 }
 END_TEST
 
+START_TEST(what_is_submitted_while_the_log_waits_for_room_makes_it_try_no_more_often)
+{
+    real_allocate = disk->allocate;
+    disk->allocate = full_allocate;
+    atomic_store(&shared_is_full, false);
+    open_all(64 << 10);
+    struct worker *w = mem_zalloc(sizeof(*w));
+    worker_prepare(w);
+    atomic_store(&shared_is_full, true);
+    submit_large(70000);
+    wait_for(wal_thread_is_stuck, true);
+    const uint64_t before = clock_mono_ns(env_system_clock());
+    const uint64_t refused = atomic_load(&shared_refused);
+    for (int i = 0; i < 400; i++) {
+        wal_thread_submit(thread, 1, &w->submissions[i]);
+        ck_assert_int_eq(poll(NULL, 0, 1), 0);  // A load's pace: each finds the thread asleep.
+    }
+    const uint64_t took_ms = (clock_mono_ns(env_system_clock()) - before) / 1000000;
+    ck_assert_uint_le(atomic_load(&shared_refused) - refused, took_ms / 100 + 1);
+    atomic_store(&shared_is_full, false);
+    wait_done();
+    close_all();
+    disk->allocate = real_allocate;
+    free(w);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("wal_thread");
@@ -370,6 +400,7 @@ int main(void)
     tcase_add_test(t, an_idle_thread_sleeps);
     tcase_add_test(t, on_a_full_disk_the_log_goes_on_in_what_is_retired_and_waits_beyond_that);
     tcase_add_test(t, a_thread_that_waits_for_room_can_be_stopped);
+    tcase_add_test(t, what_is_submitted_while_the_log_waits_for_room_makes_it_try_no_more_often);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);
