@@ -265,8 +265,10 @@ struct store {
     struct store_worker *workers;
     _Atomic uint64_t shared_next_segment;  // Relaxed: only the number matters.
     bool is_closing;
-    _Atomic bool shared_is_short;  // One of the reserves is not there (reserve.c). Relaxed; changed under mutex.
-    bool has_reserve, has_last;    // Under mutex.
+    // Around whole disk operations: of the cold threads and the WAL's, never a worker's.
+    pthread_mutex_t reserve_mutex;
+    _Atomic bool shared_is_short;  // One of the reserves is not there (reserve.c). Relaxed; changed under reserve_mutex.
+    bool has_reserve, has_last;    // Under reserve_mutex.
     uint64_t *recovered_files;  // WAL files met at recovery, ascending: retired by and by.
     uint32_t recovered_count;
     // Once per WAL file and worker, and per segment made, looked at or deleted; never on the data path.

@@ -46,6 +46,7 @@ static struct store *store_create(const struct store_config *config)
     s->workers = mem_zalloc(config->workers * sizeof(*s->workers));
     s->shared_next_segment = 1;
     pthread_mutex_init(&s->mutex, NULL);
+    pthread_mutex_init(&s->reserve_mutex, NULL);
     list_init(&s->rounds);
     list_init(&s->segments);
     for (uint32_t i = 0; i < config->workers; i++) {

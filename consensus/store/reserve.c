@@ -11,11 +11,11 @@
 // That may not be the end of it: what was on its way when publishers were stopped still comes, and a node that dies
 // then begins a new log file when it starts. So there is another one, `wal/reserve-last`, for what is small and lets go
 // of much: a checkpoint, the snapshot of a drained queue, taken here or received, and a small file of the log for the
-// settles. Half of it at most for one segment,
-// so that the checkpoint behind it finds room too. If it was not enough it is put back before anybody else can use the
-// room.
+// settles. Half of it at most for one segment, so that the checkpoint behind it finds room too. If it was not enough it
+// is put back before anybody else can use the room.
 //
-// Threads: the cold one, the WAL's, and the start. The mutex only joins several cold threads.
+// Threads: the cold ones, the WAL's, and the start. They have a mutex of their own: to make a reserve may take as long as
+// the disk likes, and the store's is taken by workers, who never wait for a disk.
 #include "consensus/store/core.h"
 
 #define RESERVE_PATH "wal/reserve"
@@ -40,11 +40,11 @@ static void set_short(struct store *s, bool is_short)
 static bool release(struct store *s, bool *has, const char *path, const char *what)
 {
     struct disk *d = s->config.disk;
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->reserve_mutex);
     const bool was_there = *has && d->unlink(d, path) == RC_OK;
     *has = false;
     set_short(s, true);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->reserve_mutex);
     if (was_there) {
         // Some file systems give the room back only then. A failure shows in what comes next.
         (void)d->sync_dir(d, "wal");
@@ -123,9 +123,9 @@ void reserve_restore_last(struct store *s)
 {
     struct disk *d = s->config.disk;
     (void)d->sync_dir(d, "seg");  // What was removed makes room at the latest now.
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->reserve_mutex);
     restore_last(s);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->reserve_mutex);
 }
 
 void reserve_restore(struct store *s)
@@ -133,13 +133,13 @@ void reserve_restore(struct store *s)
     if (s->config.reserve_bytes == 0) {
         return;
     }
-    pthread_mutex_lock(&s->mutex);
+    pthread_mutex_lock(&s->reserve_mutex);
     const bool was_short = atomic_load_explicit(&s->shared_is_short, memory_order_relaxed);
     restore_last(s);
     s->has_reserve = s->has_reserve || make(s, RESERVE_PATH, s->config.reserve_bytes);
     const bool is_short = !s->has_reserve || (!s->has_last && s->config.last_bytes != 0);
     set_short(s, is_short);
-    pthread_mutex_unlock(&s->mutex);
+    pthread_mutex_unlock(&s->reserve_mutex);
     if (was_short && !is_short) {
         log_warning("store: there is room for a reserve again");
     }

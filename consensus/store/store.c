@@ -490,6 +490,7 @@ void store_close(struct store *s)
         free(r);
     }
     pthread_mutex_destroy(&s->mutex);
+    pthread_mutex_destroy(&s->reserve_mutex);
     free(s->workers);
     free(s->recovered_files);
     free(s);

@@ -190,6 +190,46 @@ START_TEST(the_last_reserve_is_not_for_much_and_is_back_after_it_was_in_vain)
 }
 END_TEST
 
+static enum rc (*real_allocate)(struct disk_file *f, uint64_t bytes);
+static enum rc (*real_unlink)(struct disk *d, const char *path);
+static uint32_t looked_at;
+
+// Is nobody holding what workers take?
+static void look_at_mutex(void)
+{
+    looked_at++;
+    ck_assert_int_eq(pthread_mutex_trylock(&fx.store->mutex), 0);
+    pthread_mutex_unlock(&fx.store->mutex);
+}
+static enum rc looking_allocate(struct disk_file *f, uint64_t bytes)
+{
+    look_at_mutex();
+    return real_allocate(f, bytes);
+}
+static enum rc looking_unlink(struct disk *d, const char *path)
+{
+    look_at_mutex();
+    return real_unlink(d, path);
+}
+
+START_TEST(no_worker_waits_while_a_reserve_is_given_up_or_made)
+{
+    struct disk *d = fx.config.disk;
+    real_allocate = d->allocate;
+    real_unlink = d->unlink;
+    d->allocate = looking_allocate;
+    d->unlink = looking_unlink;
+    looked_at = 0;
+    ck_assert(reserve_release(fx.store));
+    ck_assert_uint_eq(looked_at, 1);
+    reserve_restore(fx.store);
+    ck_assert_uint_eq(looked_at, 2);
+    ck_assert(!store_is_short(fx.store));
+    d->allocate = real_allocate;
+    d->unlink = real_unlink;
+}
+END_TEST
+
 static enum rc (*real_rename)(struct disk *d, const char *from, const char *to);
 static bool refuses_checkpoints;
 
@@ -254,6 +294,7 @@ int main(void)
     tcase_add_test(t, without_a_reserve_retirement_waits_and_goes_on_when_there_is_room);
     tcase_add_test(t, the_last_reserve_is_for_the_snapshot_of_a_drained_queue_and_frees_everything);
     tcase_add_test(t, the_last_reserve_is_not_for_much_and_is_back_after_it_was_in_vain);
+    tcase_add_test(t, no_worker_waits_while_a_reserve_is_given_up_or_made);
     tcase_add_loop_test(t, a_checkpoint_without_room_is_written_later_and_files_stay_until_then, 0, 2);
     tcase_add_test(t, a_start_on_a_full_disk_uses_the_reserve);
     suite_add_tcase(s, t);
