@@ -81,8 +81,8 @@ void host_snapshot_consider(struct group *g)
 // little it is: has_dead's bounds are about our own disk.
 void host_snapshot_too_large(struct group *g)
 {
-    if (g->flags & (GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) || g->fsm->live_count == NULL ||
-        glog_snapshot_is_coming(g->log) || host_snapshot_is_held(g)) {
+    if (g->flags & (GROUP_ASLEEP | GROUP_LOADING | GROUP_INSTALLING | GROUP_RECEIVING | GROUP_LOST) ||
+        g->fsm->live_count == NULL || glog_snapshot_is_coming(g->log) || host_snapshot_is_held(g)) {
         return;
     }
     const uint64_t sent = glog_snapshot_live(g->log), live = g->fsm->live_count(g->fsm_ctx);
