@@ -475,18 +475,21 @@ void queue_lanes_flush(struct queue_lanes *l)
 
 uint32_t queue_lanes_stuck(struct queue_lanes *l, uint64_t now)
 {
-    uint32_t pos = 0, stuck = 0;
-    struct queue_lane *lane;
+    uint32_t pos = 0;
+    struct queue_lane *lane, *found = NULL;
     while ((lane = map_next(&l->by_key, &pos, NULL, NULL)) != NULL) {
         if (list_is_empty(&lane->runs) || !is_ahead(lane)) {
             lane->stuck_since = 0;
         } else if (lane->stuck_since == 0) {
             lane->stuck_since = now;
-        } else if (now - lane->stuck_since >= QUEUE_TAKEN_TIMEOUT_NS) {
-            stuck = lane->node;
+        } else if (now - lane->stuck_since >= QUEUE_TAKEN_TIMEOUT_NS << lane->stuck_times) {
+            found = lane;
         }
     }
-    return stuck;
+    if (found && found->stuck_times < QUEUE_TAKEN_DOUBLINGS) {
+        found->stuck_times++;
+    }
+    return found ? found->node : 0;
 }
 
 void queue_lanes_recycle(struct queue_lanes *l)
@@ -598,6 +601,7 @@ static void receive_taken(struct queue_lanes *l, uint32_t from, uint64_t epoch, 
     if (lane && epoch == lane->next_run >> 32 && sent > lane->run_taken && sent <= lane->run_sent) {
         lane->run_taken = sent;
         lane->stuck_since = 0;
+        lane->stuck_times = 0;
     }
 }
 

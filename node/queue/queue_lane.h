@@ -47,6 +47,7 @@ struct queue_lane {
     uint64_t next_run;       // Top half counts our connections to the node.
     uint64_t run_sent, run_taken;  // Bytes of parts on this connection; what the other side says of them.
     uint64_t stuck_since;    // Runs wait for the other side to take something; 0: not, or it just did.
+    uint8_t stuck_times;     // Named by queue_lanes_stuck since the other side took something.
     size_t waiting_bytes;    // In out and sealed.
     size_t run_bytes;        // In runs.
     bool is_blocked;         // The net said RC_FULL.
@@ -74,7 +75,9 @@ void queue_lanes_flush(struct queue_lanes *l);
 // driver may run two turns before it flushes the net.)
 void queue_lanes_recycle(struct queue_lanes *l);
 // A node whose lane has waited for QUEUE_TAKEN_TIMEOUT_NS for the other side to take a part, connected or not; 0: none. The
-// caller resets it, and whoever had something in it sends that anew. To be asked each turn (law 4).
+// caller resets it, and whoever had something in it sends that anew. Each time in vain the next wait is twice as long, up to
+// QUEUE_TAKEN_DOUBLINGS times: a line slower than that time allows for would else carry the beginning of it for ever.
+// To be asked each turn (law 4).
 uint32_t queue_lanes_stuck(struct queue_lanes *l, uint64_t now);
 bool queue_lanes_have_work(const struct queue_lanes *l);  // Something waits that no upcall will announce.
 // A session frame from another node: calls receive() with whole items.

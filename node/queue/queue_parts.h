@@ -28,6 +28,7 @@ enum {
 // output and two sockets' buffers, is less than 20 MiB: a line of 6 Mbit/s gets there in time, and one that takes nothing
 // at all is closed by the net long before.
 #define QUEUE_TAKEN_TIMEOUT_NS 30000000000ull
+#define QUEUE_TAKEN_DOUBLINGS 4  // 8 minutes.
 
 struct queue_server;
 

@@ -284,8 +284,8 @@ static void check_lanes(struct queue_service *q, uint64_t now)
 {
     const uint32_t node = queue_lanes_stuck(&q->lanes, now);
     if (node != 0) {
-        log_warning("node %u has taken no part of a large message for %llu s; what is under way to it is sent anew", node,
-                    QUEUE_TAKEN_TIMEOUT_NS / 1000000000);
+        log_warning("node %u has taken no part of a large message for %llu s or more; what is under way to it is sent anew",
+                    node, QUEUE_TAKEN_TIMEOUT_NS / 1000000000);
         q->metrics.lanes_stuck++;
         on_lane_reset(q, node, LANE_SESSION);
     }

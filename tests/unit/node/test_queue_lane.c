@@ -326,6 +326,34 @@ START_TEST(a_node_that_takes_no_part_for_half_a_minute_is_named_and_one_that_tak
 }
 END_TEST
 
+// A line on which parts take 45 s, for so much small traffic is in front of them: what is sent anew each 30 s never arrives whole.
+START_TEST(over_a_line_too_slow_for_its_time_a_lane_begins_anew_less_often_each_time_until_something_is_taken)
+{
+    struct queue_lanes *l = &sides[0].lanes;
+    uint64_t now = 1000, wait = QUEUE_TAKEN_TIMEOUT_NS;
+    for (int i = 0; i < 7; i++) {
+        add_large(bulky);
+        turn(0);
+        wire_clear(&sides[0].wire);
+        ck_assert_uint_eq(queue_lanes_stuck(l, now), 0);
+        ck_assert_uint_eq(queue_lanes_stuck(l, now + wait - 1), 0);
+        now += wait;
+        ck_assert_uint_eq(queue_lanes_stuck(l, now), 2);
+        queue_lanes_reset(l, 2);
+        wait *= i < QUEUE_TAKEN_DOUBLINGS ? 2 : 1;
+    }
+    ck_assert_uint_eq(wait, QUEUE_TAKEN_TIMEOUT_NS << QUEUE_TAKEN_DOUBLINGS);
+    add_large(bulky);
+    turn(0);
+    arrive(0);
+    turn(1);
+    arrive(1);  // It took some: the next wait is a first one.
+    turn(0);
+    ck_assert_uint_eq(queue_lanes_stuck(l, now), 0);
+    ck_assert_uint_eq(queue_lanes_stuck(l, now + QUEUE_TAKEN_TIMEOUT_NS), 2);
+}
+END_TEST
+
 // A session that waits for an answer behind a large delivery would else give up, attach anew and get it all once more.
 START_TEST(a_large_delivery_that_still_comes_is_known_to_move_and_one_that_stands_still_is_not)
 {
@@ -367,6 +395,7 @@ int main(void)
     tcase_add_test(t, an_answer_for_an_earlier_connection_says_nothing_of_the_new_one);
     tcase_add_test(t, parts_for_a_node_that_gives_no_answers_do_not_wait_for_them);
     tcase_add_test(t, a_node_that_takes_no_part_for_half_a_minute_is_named_and_one_that_takes_some_is_not);
+    tcase_add_test(t, over_a_line_too_slow_for_its_time_a_lane_begins_anew_less_often_each_time_until_something_is_taken);
     tcase_add_test(t, a_large_delivery_that_still_comes_is_known_to_move_and_one_that_stands_still_is_not);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
