@@ -225,7 +225,9 @@ static bool has_foreign_tail(const struct recovery *r, const struct finding *f, 
     if (g->window_count > 0 && g->window_first <= s->index) {
         return g->last > s->index && window_term(f, s->index) != s->term;
     }
-    if (s->segment->kind != SEGMENT_INSTALLED || s->index <= f->line_snapshot) {
+    // Not by where it lies: it may have been merged, but then the segment it came in stays until the mark is durable.
+    const struct found_run *received = received_of(g, runs, count);
+    if (received == NULL || received->disk.first != s->index || s->index <= f->line_snapshot) {
         return false;
     }
     // The checkpoint does not know of it, and without the mark nothing was dropped for it: of the runs that reach it the

@@ -235,6 +235,42 @@ START_TEST(a_crash_at_any_disk_operation_of_an_install_shows_old_or_new)
 }
 END_TEST
 
+// On a full disk the WAL may stand still for long.
+START_TEST(a_received_snapshot_that_was_merged_before_its_mark_was_durable_lets_no_other_history_go_on_behind_it)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    append_many(to, 1, 2, 77, 60);
+    to->models[1].snapshots_refused = true;
+    roll_file(to);
+    to->workers[0]->compacting.fan_in = 1;
+    uint64_t completed[WORKERS_MAX] = {to->workers[0]->completed};
+    ck_assert_int_eq(transfer(to, 1000), RC_OK);
+    while (log_of(to, 1)->snapshot->segment->kind != SEGMENT_COMPACTED) {
+        ck_assert(compact_step(to));
+        while (step_job(to, 0)) {
+        }
+    }
+    struct rng rng;
+    rng_seed(&rng, 5);
+    fixture_close(to);
+    sim_disk_crash(to->disk, &rng);
+    fixture_open(to);
+    ck_assert_uint_eq(to->found[1].snapshot_index, 40);
+    model_install(to, 1);
+    check_recovered(to, completed);
+    append(to, 1, 4, 5);
+    roll_file(to);
+    check_group(to, 1);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
 START_TEST(the_log_is_cut_only_when_the_snapshot_is_durable)
 {
     append_many(&fx, 1, 1, 300, 20);
@@ -374,6 +410,7 @@ int main(void)
     tcase_add_loop_test(t, an_installed_snapshot_replaces_a_conflicting_log, 0, 2);
     tcase_add_test(t, a_crash_right_after_an_install_shows_old_or_new_and_nothing_between);
     tcase_add_loop_test(t, a_crash_at_any_disk_operation_of_an_install_shows_old_or_new, 0, 8);
+    tcase_add_test(t, a_received_snapshot_that_was_merged_before_its_mark_was_durable_lets_no_other_history_go_on_behind_it);
     tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
     tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
