@@ -150,6 +150,7 @@ struct cold_read {
     struct group *group;  // Holds a reference.
     uint32_t node;        // For whom: our own node is the state machine.
     uint64_t replica;
+    bool is_first;        // Of the machine's, which has no snapshot: counted in host.restores.
     uint64_t indexes[HOST_COLD_ENTRIES];
 };
 
@@ -205,7 +206,7 @@ static void cold_done(struct glog_read *r)
         p->feeds--;
         p->is_woken = p->is_woken || !list_is_empty(&p->blocked);
     } else {
-        h->restores--;
+        h->restores -= c->is_first;
     }
     if (!group_is_gone(g) && !h->is_failed) {
         if (c->node == h->config.node_id) {
@@ -242,7 +243,8 @@ void host_cold_start(struct group *g, uint32_t node, uint64_t replica, uint64_t 
     group_ref(g);
     if (node == g->host->config.node_id) {
         g->flags |= GROUP_COLD;
-        g->host->restores++;
+        c->is_first = first == 1;
+        g->host->restores += c->is_first;
     } else {
         struct peer *p = host_peer(g->host, node);
         group_work(g)->feeding |= 1ull << p->slot;

@@ -274,7 +274,8 @@ struct host {
     uint32_t snap_sends_count;
     struct list wakes_asked;    // Groups whose machine is to be woken because somebody waits for it (group_work.wake),
     struct list wakes;          // and the others.
-    uint32_t restores;          // Snapshots being loaded and cold reads for own machines: under way.
+    uint32_t restores;          // Under way: snapshots of machines that slept, first cold reads of those without one. What
+                                // others replay may take long, and is not counted.
 
     struct list peers;
     struct map peer_map;

@@ -98,6 +98,7 @@ struct snap_load {
     struct group *group;  // Holds a reference.
     uint64_t index;
     enum rc rc;
+    bool is_waking;  // Counted in host.restores.
 };
 
 static void load_each(struct glog_snapshot_load *l, struct span chunk)
@@ -112,7 +113,7 @@ static void load_done(struct glog_snapshot_load *l, enum rc rc)
 {
     struct snap_load *s = container_of(l, struct snap_load, load);
     struct group *g = s->group;
-    g->host->restores--;
+    g->host->restores -= s->is_waking;
     if (!group_is_gone(g)) {
         rc = rc == RC_OK ? s->rc : rc;
         if (rc == RC_OK) {
@@ -140,8 +141,9 @@ void host_snapshot_load(struct group *g)
     s->load = (struct glog_snapshot_load){.each = load_each, .done = load_done, .owner = s};
     buf_init(&s->load.bytes);
     group_ref(g);
+    s->is_waking = (g->flags & GROUP_ASLEEP) != 0;
+    g->host->restores += s->is_waking;
     host_sleep_ends(g);
-    g->host->restores++;
     g->flags |= GROUP_LOADING;
     g->fsm->restore_begin(g->fsm_ctx);
     glog_snapshot_load_start(g->log, &s->load);

@@ -239,6 +239,62 @@ START_TEST(a_leader_that_cannot_wake_hands_over)
 }
 END_TEST
 
+// Forty machines that replay for long, and one for which somebody waits.
+START_TEST(who_is_asked_for_does_not_wait_for_those_that_replay_for_long)
+{
+    enum { BUSY = 40, ENTRIES = 4000 };
+    for (uint32_t i = 3; i < BUSY; i++) {
+        s->groups[i].id = 100 + i;
+        map_init_u64(&s->groups[i].leaders);
+        s->groups[i].initial.count = 3;
+        for (uint32_t k = 0; k < 3; k++) {
+            s->groups[i].initial.members[k] =
+                (struct member){.replica_id = i * 10 + k + 1, .node_id = (i + k) % 3 + 1, .is_voter = true};
+        }
+    }
+    s->groups_count = BUSY;
+    s->wal_file_bytes = 64 << 20;  // No file is closed, so nobody has a snapshot.
+    start_sleepy();
+    propose_some(1, 0, 10);
+    for (int n = 0; n < ENTRIES; n += 100) {
+        for (uint32_t slot = 1; slot < BUSY; slot++) {
+            const uint32_t node = slot % 3 + 1;
+            for (int i = 0; i < 100; i++) {
+                ck_assert_int_eq(propose(node, slot, 8), RC_OK);
+            }
+        }
+        run_ms(20);
+    }
+    run_ms(1000);
+    crash(3);
+    run_ms(100);
+    restart(3);
+    ck_assert(is_asleep(3, 0));
+    ck_assert(!is_asleep(3, BUSY - 1));
+    s->faults.cold_delay_min = 5 * SIM_MS;
+    uint32_t begun = 0;
+    for (int i = 0; i < 10000 && begun < BUSY - 1; i++) {
+        sim_run_until(s, s->now + 100 * SIM_US);
+        begun = 0;
+        for (uint32_t slot = 1; slot < BUSY; slot++) {
+            begun += machine(3, slot)->entries > 0;
+        }
+    }
+    const uint64_t before = metrics(3).cold_reads;
+    group_wake(group(3, 0));
+    sim_node_wake(&s->nodes[2], 0);
+    for (int i = 0; i < 10000 && machine(3, 0)->entries == 0; i++) {
+        sim_run_until(s, s->now + 100 * SIM_US);
+    }
+    ck_assert_uint_eq(machine(3, 0)->entries, 10);
+    ck_assert_uint_lt(metrics(3).cold_reads - before, 2 * BUSY);  // Of eight for each.
+    run_ms(2000);
+    for (uint32_t slot = 1; slot < BUSY; slot++) {
+        ck_assert_uint_eq(machine(3, slot)->entries, ENTRIES);
+    }
+}
+END_TEST
+
 START_TEST(a_group_removed_while_it_sleeps_leaves_nothing)
 {
     start_sleepy();
@@ -272,6 +328,7 @@ int main(void)
     tcase_add_test(t, elections_alone_wake_it_before_its_log_grows_without_end);
     tcase_add_test(t, a_sleeper_that_fell_behind_takes_a_snapshot);
     tcase_add_test(t, a_leader_that_cannot_wake_hands_over);
+    tcase_add_test(t, who_is_asked_for_does_not_wait_for_those_that_replay_for_long);
     tcase_add_test(t, a_group_removed_while_it_sleeps_leaves_nothing);
     suite_add_tcase(suite, t);
     SRunner *r = srunner_create(suite);
