@@ -265,7 +265,11 @@ void group_execute(struct group *g, struct consensus_out *out, struct span recor
 
 void group_timer_update(struct group *g)
 {
-    if (group_is_gone(g)) {
+    struct consensus_status st;
+    if (g->flags & GROUP_FAILED) {
+        g->ops->status(g->replica, &st);
+    }
+    if ((g->flags & GROUP_REMOVED) || ((g->flags & GROUP_FAILED) && !st.is_amnesiac)) {
         host_timer_remove(g);
         return;
     }
@@ -294,16 +298,19 @@ void group_tell_members(struct group *g, const struct config *c)
     }
 }
 
-// The replica cannot go on (its state is damaged): it stops taking part, another one leads; the node goes on.
+// The replica cannot go on (its state is damaged): it stops taking part, the node goes on. If it leads, the others take it
+// for alive as long as its node is, and one word to one of them may be lost: its engine, which has no part in anything any
+// more, goes on asking them to campaign, as one that lost its memory does. They heed that in this term only.
 void group_fail(struct group *g, enum rc rc, const char *what)
 {
     log_error("group %llu: %s: %s; the replica stops", (unsigned long long)g->id, what, rc_text(rc));
     struct consensus_status st;
     g->ops->status(g->replica, &st);
-    if (st.role == ROLE_LEADER && st.config->count > 1) {
+    const bool did_lead = st.role == ROLE_LEADER && st.config->count > 1;
+    if (did_lead) {
         struct consensus_out out;
         consensus_out_reset(&out);
-        g->ops->step_down(g->replica, host_now(g->host), &out);
+        g->ops->lost_memory(g->replica, host_now(g->host), &out);
         group_execute(g, &out, span_of(NULL, 0), 0);
     }
     host_read_fail(g, RC_CORRUPT);
@@ -314,6 +321,11 @@ void group_fail(struct group *g, enum rc rc, const char *what)
     host_send_group_gone(g);
     if (!list_is_empty(&g->ready)) {
         list_remove(&g->ready);
+    }
+    if (did_lead) {
+        g->ops->status(g->replica, &st);
+        st.is_amnesiac = false;  // What is on disk is whole: nobody is to replace it.
+        g->fsm->role(g->fsm_ctx, &st);
     }
 }
 

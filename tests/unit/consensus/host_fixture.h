@@ -19,6 +19,7 @@ struct counter {
     uint64_t group, index, chain, entries, bytes;
     uint64_t applies;  // Calls.
     uint64_t drained;  // Index of the last entry of one byte: with it those before are not needed any more (live_fsm).
+    bool leads;        // As it was told last.
 };
 struct fsm_snapshot {
     struct counter state;
@@ -41,6 +42,10 @@ static uint32_t counter_apply(void *ctx, const struct entry *entries, uint32_t n
 }
 static void counter_role(void *ctx, const struct consensus_status *status)
 {
+    struct counter *c = ctx;
+    if (c) {
+        c->leads = status->role == ROLE_LEADER;
+    }
 }
 static struct fsm_snapshot *counter_snapshot_begin(void *ctx)
 {
@@ -68,12 +73,14 @@ static enum rc counter_restore_chunk(void *ctx, struct span chunk)
 {
     struct counter *c = ctx;
     struct sim_node *node = c->node;
+    const bool leads = c->leads;
     if (restore_refused_by == node->id) {
         return RC_MALFORMED;
     }
     ck_assert_uint_eq(chunk.len, sizeof(*c));
     memcpy(c, chunk.ptr, sizeof(*c));
     c->node = node;
+    c->leads = leads;
     return RC_OK;
 }
 static enum rc counter_restore_end(void *ctx, uint64_t index)

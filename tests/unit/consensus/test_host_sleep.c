@@ -230,12 +230,41 @@ START_TEST(a_leader_that_cannot_wake_hands_over)
     sim_node_wake(&s->nodes[0], 0);
     run_ms(2000);
     restore_refused_by = 0;
+    ck_assert(!machine(3, 0)->leads);  // It was told.
     const uint32_t next = leader(0);
     ck_assert(next == 1 || next == 2);
     ck_assert_uint_gt(status(next, 0).term, status(3, 0).term - 1);
     propose_some(next, 0, 1);
     ck_assert_uint_eq(machine(1, 0)->entries, 401);
     ck_assert_uint_eq(machine(2, 0)->entries, 401);
+}
+END_TEST
+
+START_TEST(a_leader_that_cannot_wake_hands_over_although_its_word_is_lost)
+{
+    start_sleepy();
+    snapshot_everywhere();
+    crash(3);
+    run_ms(100);
+    restart(3);
+    run_ms(2000);
+    ck_assert(is_asleep(3, 0));
+    restore_refused_by = 3;
+    ck_assert_int_eq(group_transfer(group(1, 0), 3), RC_OK);
+    sim_node_wake(&s->nodes[0], 0);
+    for (int i = 0; i < 100000 && (status(1, 0).leader_node != 3 || status(2, 0).leader_node != 3); i++) {
+        sim_run_until(s, s->now + SIM_US);
+    }
+    ck_assert_uint_eq(leader(0), 3);
+    for (uint32_t to = 1; to <= 2; to++) {
+        sim_net_cut(s, 3, to, true);
+    }
+    run_ms(5);
+    ck_assert_uint_ne(leader(0), 3);
+    sim_net_heal(s);
+    run_ms(20000);
+    restore_refused_by = 0;
+    ck_assert_uint_ne(leader(0), 0);
 }
 END_TEST
 
@@ -328,6 +357,7 @@ int main(void)
     tcase_add_test(t, elections_alone_wake_it_before_its_log_grows_without_end);
     tcase_add_test(t, a_sleeper_that_fell_behind_takes_a_snapshot);
     tcase_add_test(t, a_leader_that_cannot_wake_hands_over);
+    tcase_add_test(t, a_leader_that_cannot_wake_hands_over_although_its_word_is_lost);
     tcase_add_test(t, who_is_asked_for_does_not_wait_for_those_that_replay_for_long);
     tcase_add_test(t, a_group_removed_while_it_sleeps_leaves_nothing);
     suite_add_tcase(suite, t);
