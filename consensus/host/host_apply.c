@@ -190,6 +190,9 @@ static void apply_read(struct group *g, struct glog_read *r)
             n = 0;
         }
     }
+    if (!group_is_gone(g)) {
+        host_snapshot_consider(g);
+    }
     group_ready(g, GROUP_APPLY);
 }
 

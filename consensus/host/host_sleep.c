@@ -10,7 +10,8 @@
 // waits to be woken stands in one of two lists, those first for whom somebody waits; HOST_RESTORES_MAX at a time.
 //
 // What is put off is bounded: a group sleeps only with HOST_ASLEEP_ENTRIES and HOST_ASLEEP_BYTES behind its snapshot, for as
-// long as it sleeps its log cannot be cut. Not those whose configuration lies behind the snapshot (the one before it
+// long as it sleeps its log cannot be cut; and none with HOST_DEAD_BYTES in segments and anything behind its snapshot, which
+// may have killed them. Not those whose configuration lies behind the snapshot (the one before it
 // would have to be kept), nor a replica that has lost its memory.
 //
 // Invariants: an asleep group is not LOADING, and has not been given an entry since its start. One that leads is in a
@@ -18,11 +19,19 @@
 #include "consensus/host/host_core.h"
 #include <assert.h>
 
+// A few bytes behind the snapshot, a purge say, may have killed a backlog: only a machine can let go of that.
+static bool may_hide_dead(const struct replica_start *start, const struct glog *log)
+{
+    uint64_t entries;
+    return start->last > start->snapshot_index && glog_bytes_in_segments(log, &entries) >= HOST_DEAD_BYTES;
+}
+
 bool host_may_sleep(const struct group_spec *spec, const struct replica_start *start, const struct glog *log)
 {
     return spec->may_sleep && spec->recovered && !start->is_amnesiac && start->config.count > 1 &&
            start->config.index <= start->snapshot_index && start->last > 0 &&
-           start->last - start->snapshot_index <= HOST_ASLEEP_ENTRIES && glog_bytes_behind(log) <= HOST_ASLEEP_BYTES;
+           start->last - start->snapshot_index <= HOST_ASLEEP_ENTRIES && glog_bytes_behind(log) <= HOST_ASLEEP_BYTES &&
+           !may_hide_dead(start, log);
 }
 
 void host_sleep(struct group *g)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Machines that sleep after a start: what wakes them, what does not, and that nothing is lost by it.
 // links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host tests/sim
+#include "consensus/host/host_core.h"
 #include "tests/unit/consensus/host_fixture.h"
 
 static struct group *group(uint32_t node, uint32_t slot)
@@ -324,6 +325,61 @@ START_TEST(who_is_asked_for_does_not_wait_for_those_that_replay_for_long)
 }
 END_TEST
 
+static void live_of(struct fsm_snapshot *f, struct buf *out)
+{
+    const struct live_range r = {.first = f->state.drained + 1, .last = f->state.index};
+    if (r.first <= r.last) {
+        buf_bytes(out, &r, sizeof(r));
+    }
+}
+static uint64_t live_count(void *ctx)
+{
+    const struct counter *c = ctx;
+    return c->index - c->drained;
+}
+static void propose_all(uint32_t node, uint32_t slot, int count)
+{
+    for (int i = 0; i < count;) {
+        i += propose(node, slot, 1000) == RC_OK;
+        if (i % 50 == 0) {
+            run_ms(10);
+        }
+    }
+    run_ms(500);
+}
+
+// The last entry kills all the others, and the node dies before its snapshot is written. Nothing more comes.
+START_TEST(a_backlog_that_died_just_before_the_crash_is_let_go_of_after_the_start)
+{
+    static struct fsm_ops live_fsm;
+    static struct sim_app app;
+    live_fsm = counter_fsm;
+    live_fsm.snapshot_live = live_of;
+    live_fsm.live_count = live_count;
+    app = counter_app;
+    app.fsm = &live_fsm;
+    s->app = &app;
+    start_sleepy();
+    propose_all(1, 0, 8000);
+    propose_all(2, 1, 4000);  // All of it is in segments.
+    glog_snapshot_request(group(3, 0)->log);
+    sim_node_wake(&s->nodes[2], 0);
+    run_ms(1000);
+    ck_assert_uint_eq(status(3, 0).snapshot, status(3, 0).last);
+    s->faults.cold_delay_min = 10 * SIM_S;
+    ck_assert_int_eq(propose(1, 0, 1), RC_OK);
+    run_ms(200);
+    crash(3);
+    s->faults.cold_delay_min = 100 * SIM_US;
+    run_ms(100);
+    restart(3);
+    uint64_t entries;
+    ck_assert_uint_gt(glog_bytes_in_segments(group(3, 0)->log, &entries), 8000 * 1000);
+    run_ms(5000);
+    ck_assert_uint_lt(glog_bytes_in_segments(group(3, 0)->log, &entries), 1 << 10);
+}
+END_TEST
+
 START_TEST(a_group_removed_while_it_sleeps_leaves_nothing)
 {
     start_sleepy();
@@ -359,6 +415,7 @@ int main(void)
     tcase_add_test(t, a_leader_that_cannot_wake_hands_over);
     tcase_add_test(t, a_leader_that_cannot_wake_hands_over_although_its_word_is_lost);
     tcase_add_test(t, who_is_asked_for_does_not_wait_for_those_that_replay_for_long);
+    tcase_add_test(t, a_backlog_that_died_just_before_the_crash_is_let_go_of_after_the_start);
     tcase_add_test(t, a_group_removed_while_it_sleeps_leaves_nothing);
     suite_add_tcase(suite, t);
     SRunner *r = srunner_create(suite);
