@@ -10,13 +10,32 @@ struct look {
     struct ctl_replica replica;
     struct config config;
     uint32_t transfer_to;  // 0: only look.
+    bool must_wake;
+    uint32_t waited_ms;
+    struct ctl_timer timer;
     ctl_look_fn *done;
     void *ctx;
 };
 
+enum { AGAIN_MS = 20 };
+
+static void look(void *arg);
+
+static void look_again(void *arg)
+{
+    struct look *l = arg;
+    struct ctl_config *c = &l->ctl->config;
+    c->post(c->ctx, c->worker_of(c->ctx, l->replica.group), look, l);
+}
+
 static void answer(void *arg)
 {
     struct look *l = arg;
+    if (l->must_wake && l->replica.is_asleep && l->waited_ms < CTL_WAKE_MS) {
+        l->waited_ms += AGAIN_MS;
+        ctl_after(l->ctl, AGAIN_MS, look_again, l, &l->timer);
+        return;
+    }
     l->done(l->ctx, &l->replica);
     free(l);
 }
@@ -44,8 +63,10 @@ static void look(void *arg)
         config_copy(&l->config, r->status.config);  // Borrowed from the replica while on its thread.
         r->status.config = &l->config;
     }
-    if (r->is_here && r->status.leader_node == 0) {
-        group_wake(host_group_find(c->host_of(c->ctx, worker), r->group));  // Nobody else can tell what it holds.
+    struct group *g = r->is_here ? host_group_find(c->host_of(c->ctx, worker), r->group) : NULL;
+    r->is_asleep = g && group_is_asleep(g);
+    if (r->is_asleep && l->must_wake) {
+        group_wake(g);
     }
     if (l->transfer_to != 0) {
         transfer(l, c->host_of(c->ctx, worker));
@@ -57,5 +78,12 @@ void ctl_look(struct ctl *c, uint64_t group, uint32_t transfer_to, ctl_look_fn *
 {
     struct look *l = mem_zalloc(sizeof(*l));
     *l = (struct look){.ctl = c, .replica = {.group = group}, .transfer_to = transfer_to, .done = done, .ctx = ctx};
-    c->config.post(c->config.ctx, c->config.worker_of(c->config.ctx, group), look, l);
+    look_again(l);
+}
+
+void ctl_look_awake(struct ctl *c, uint64_t group, ctl_look_fn *done, void *ctx)
+{
+    struct look *l = mem_zalloc(sizeof(*l));
+    *l = (struct look){.ctl = c, .replica = {.group = group}, .must_wake = true, .done = done, .ctx = ctx};
+    look_again(l);
 }

@@ -106,12 +106,17 @@ bool request_queues(struct ctl_request *r,
 struct ctl_replica {
     uint64_t group;
     bool is_here;
+    bool is_asleep;  // Its machine is not restored yet: `info` is empty.
     struct queue_info info;
     struct consensus_status status;
     enum rc rc;  // Of the transfer: RC_EXISTS if it leads already.
 };
 typedef void ctl_look_fn(void *ctx, const struct ctl_replica *r);
 void ctl_look(struct ctl *c, uint64_t group, uint32_t transfer_to, ctl_look_fn *done, void *ctx);
+// For what the replica holds, where nobody else tells: one that is asleep is to wake, and is looked at again until it
+// has, for CTL_WAKE_MS at most.
+enum { CTL_WAKE_MS = 1000 };
+void ctl_look_awake(struct ctl *c, uint64_t group, ctl_look_fn *done, void *ctx);
 
 // ctl_socket.c: worker 0 side and admin thread side of one exchange.
 MUST_USE enum rc ctl_socket_start(struct ctl *c);

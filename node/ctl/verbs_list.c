@@ -162,7 +162,13 @@ static void on_queue_info(void *ctx, enum rc rc, const struct queue_info *info)
     struct queue_row *row = ctx;
     row->rc = rc;
     row->info = rc == RC_OK ? *info : (struct queue_info){0};
-    ctl_look(row->all->request->ctl, row->all->targets[row->at].group, 0, on_queue_looked, row);
+    struct ctl *c = row->all->request->ctl;
+    const uint64_t group = row->all->targets[row->at].group;
+    if (rc == RC_OK) {
+        ctl_look(c, group, 0, on_queue_looked, row);
+    } else {
+        ctl_look_awake(c, group, on_queue_looked, row);  // What is here is what is shown.
+    }
 }
 
 static void pump_queues(struct queue_rows *a)
