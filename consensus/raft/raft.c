@@ -411,7 +411,8 @@ static void step_down(struct replica *r, uint64_t now_ns, struct consensus_out *
 static void lost_memory(struct replica *r, uint64_t now_ns, struct consensus_out *out)
 {
     struct step_start was = raft_begin(r, out);
-    const bool did_lead = r->role == ROLE_LEADER;
+    // Or led until a moment ago: whom it asked when it stepped down may not have heard it.
+    const bool did_lead = r->role == ROLE_LEADER || (r->leader == 0 && r->hard.vote == r->id);
     r->is_amnesiac = true;  // First: it does not campaign any more.
     raft_step_down(r, now_ns, out);
     if (did_lead) {

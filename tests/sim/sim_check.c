@@ -317,6 +317,12 @@ void sim_check_recovered(struct sim_node *n, const struct store_group *g)
         sim_violation(s, "node %u group %llu: snapshot %llu found, %llu was durable", n->id, id,
                       (unsigned long long)g->snapshot_index, (unsigned long long)x->snapshot);
     }
+    if (g->snapshot_index > x->terms_base && g->snapshot_index <= x->last &&
+        g->snapshot_term != shadow_term(x, g->snapshot_index)) {
+        // A received snapshot whose mark was not durable yet: the log that contradicts it is of another history, all of it.
+        check_cut(n, slot, g->snapshot_index);
+        shadow_reset(x, g->snapshot_index);
+    }
     if (g->last < x->last) {
         sim_violation(s, "node %u group %llu: log ends at %llu, %llu was durable", n->id, id,
                       (unsigned long long)g->last, (unsigned long long)x->last);
