@@ -659,7 +659,7 @@ void host_destroy(struct host *h)
     while (!list_is_empty(&h->retries)) {
         free(list_entry(list_pop(&h->retries), struct retry, link));
     }
-    host_read_shutdown(h);
+    host_read_answer(h);
     while (!list_is_empty(&h->peers)) {
         peer_destroy(h, list_entry(h->peers.next, struct peer, link));
     }

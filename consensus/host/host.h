@@ -78,7 +78,8 @@ MUST_USE enum rc group_propose(struct group *g, const struct glog_part *parts, u
 bool group_is_full(const struct group *g);
 
 // Calls done once the state machine has applied everything committed when the call was made, proven by a majority:
-// RC_OK; RC_NOT_LEADER, RC_TIMEOUT.
+// RC_OK; RC_NOT_LEADER, RC_TIMEOUT; RC_SHUTDOWN if the group was removed meanwhile, RC_CORRUPT if its replica stopped.
+// With RC_OK that is so while `done` runs, whatever came between.
 typedef void group_read_fn(void *ctx, enum rc rc);
 void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *done, void *ctx);
 MUST_USE enum rc group_transfer(struct group *g, uint32_t node_id);

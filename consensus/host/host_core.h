@@ -215,6 +215,7 @@ struct peer {
 
 struct read {
     struct list link;  // group.reads, then host.reads_done.
+    struct group *group;  // Held, once in host.reads_done: it may be removed before the answer.
     uint64_t id;
     uint64_t deadline;
     uint64_t index;  // 0: not proven yet. Else answered when this is applied.
@@ -399,7 +400,6 @@ void host_read_applied(struct group *g, uint64_t applied);
 void host_read_expire(struct group *g);
 uint64_t host_read_deadline(const struct group *g);
 void host_read_answer(struct host *h);
-void host_read_shutdown(struct host *h);  // The same with RC_SHUTDOWN: at the end of the host.
 
 // host_liveness.c
 void host_liveness_verdict(struct host *h, struct peer *p, enum node_verdict verdict, uint64_t incarnation);

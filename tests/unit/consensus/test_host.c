@@ -332,6 +332,51 @@ START_TEST(a_read_barrier_at_a_follower_is_refused)
 }
 END_TEST
 
+// Runs until the barrier is finished, and before it is answered.
+static void barrier_finishes(void)
+{
+    barrier_calls = 0;
+    group_read_barrier(s->nodes[0].groups[0], SIM_S, barrier_done, NULL);
+    sim_node_wake(&s->nodes[0], 0);
+    while (list_is_empty(&s->nodes[0].host->reads_done)) {
+        ck_assert_int_eq(barrier_calls, 0);
+        ck_assert(sim_step(s));
+    }
+}
+
+START_TEST(a_read_barrier_does_not_pass_when_its_group_was_removed_before_the_answer)
+{
+    start();
+    barrier_finishes();
+    sim_node_drop_group(&s->nodes[0], 0);
+    run_ms(10);
+    ck_assert_int_eq(barrier_calls, 1);
+    ck_assert_int_eq(barrier_rc, RC_SHUTDOWN);
+}
+END_TEST
+
+START_TEST(a_read_barrier_does_not_pass_when_its_replica_stopped_before_the_answer)
+{
+    start();
+    barrier_finishes();
+    group_fail(s->nodes[0].groups[0], RC_CORRUPT, "for a test");
+    run_ms(10);
+    ck_assert_int_eq(barrier_calls, 1);
+    ck_assert_int_eq(barrier_rc, RC_CORRUPT);
+}
+END_TEST
+
+START_TEST(a_read_barrier_does_not_pass_when_its_machine_is_filled_anew_before_the_answer)
+{
+    start();
+    barrier_finishes();
+    s->nodes[0].groups[0]->flags |= GROUP_INSTALLING;
+    host_read_answer(s->nodes[0].host);
+    ck_assert_int_eq(barrier_calls, 1);
+    ck_assert_int_eq(barrier_rc, RC_NOT_LEADER);
+}
+END_TEST
+
 START_TEST(the_lead_is_transferred_on_request)
 {
     start();
@@ -409,6 +454,9 @@ int main(void)
     tcase_add_test(t, a_read_barrier_passes_at_the_leader);
     tcase_add_test(t, a_read_barrier_of_a_cut_off_leader_times_out_or_fails);
     tcase_add_test(t, a_read_barrier_at_a_follower_is_refused);
+    tcase_add_test(t, a_read_barrier_does_not_pass_when_its_group_was_removed_before_the_answer);
+    tcase_add_test(t, a_read_barrier_does_not_pass_when_its_replica_stopped_before_the_answer);
+    tcase_add_test(t, a_read_barrier_does_not_pass_when_its_machine_is_filled_anew_before_the_answer);
     tcase_add_test(t, the_lead_is_transferred_on_request);
     tcase_add_test(t, messages_for_unknown_groups_and_other_replicas_change_nothing);
     tcase_add_test(t, frames_that_do_not_decode_are_dropped);
