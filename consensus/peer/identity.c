@@ -3,7 +3,8 @@
 //
 // Layout, little endian: magic u32, version u16, reserved u16, store id 16, cluster id 16, node id u32, replica id u64,
 // incarnation u64, name (u16 length and bytes), crc32c u32 of everything before. The file is replaced as a whole (new
-// file, sync, rename, directory sync), so it is the old or the new one after a crash, never a mixture.
+// file, sync, rename, directory sync), so it is the old or the new one after a crash, never a mixture. It has a spare: peers
+// must tell this start from the one before, also on a disk without room.
 #include "consensus/peer/identity.h"
 #include "node/base/buf.h"
 #include "node/base/crc32c.h"
@@ -33,7 +34,7 @@ static enum rc identity_write(struct disk *disk, const struct identity *id)
     buf_u64(&b, id->incarnation);
     buf_str16(&b, span_str(id->name));
     buf_u32(&b, crc32c(0, b.ptr, b.len));
-    enum rc rc = disk_replace(disk, ".", "identity", buf_span(&b));
+    enum rc rc = disk_replace_kept(disk, ".", "identity", buf_span(&b));
     buf_deinit(&b);
     return rc;
 }

@@ -28,7 +28,7 @@ static inline bool identity_is_blank(const struct identity *id)
 // this returns RC_OK that is on disk. `random` fills bytes with randomness.
 // RC_CONFLICT: the directory belongs to another node name. RC_CORRUPT: the file is damaged, or missing beside data
 // (a store that lost its identity must not start as a blank one, law 2). RC_UNSUPPORTED: written by a later version.
-// Disk errors as they are.
+// Disk errors as they are. RC_NO_SPACE: the file is as it was, and the same may be tried again.
 MUST_USE enum rc identity_open(struct disk *disk, const char *name, void (*random)(void *to, uint64_t bytes),
                                struct identity *out);
 // Writes the file of a blank directory whose store id is known to others already, with the last incarnation

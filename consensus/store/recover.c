@@ -145,6 +145,8 @@ static enum rc recover(struct recovery *r, store_group_fn *each, void *each_ctx,
     reserve_find(r->store);
     TRY(recover_checkpoint(r));
     TRY(recover_segments(r));
+    // The checkpoint's name is durable before the files it covers go; and what was removed is room now, not later.
+    TRY(r->store->config.disk->sync_dir(r->store->config.disk, "seg"));
     TRY(open_wal(r, report_out));
     recover_assemble(r, each, each_ctx);
     if (r->is_later) {

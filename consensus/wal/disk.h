@@ -65,4 +65,7 @@ void disk_posix_close(struct disk *d);
 
 // Writes `content` to `path` atomically and durably / reads a whole file (caller frees *out_ptr).
 MUST_USE enum rc disk_replace(struct disk *d, const char *dir, const char *name, struct span content);
+// The same for a small file that must be replaceable on a disk without room: "<name>.spare" has its blocks already and
+// takes its place. The next spare has the room of what was replaced, unless somebody else was quicker: then there is none.
+MUST_USE enum rc disk_replace_kept(struct disk *d, const char *dir, const char *name, struct span content);
 MUST_USE enum rc disk_read_all(struct disk *d, const char *path, size_t max, uint8_t **out_ptr, size_t *out_len);

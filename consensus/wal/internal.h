@@ -105,7 +105,9 @@ void wal_set_callbacks(struct wal *w, void (*on_file_closed)(void *ctx, uint64_t
 // Composes everything waiting, whatever its size, into one batch that begins a new file (recovery). May be empty.
 void wal_compose_whole(struct wal *w);
 
-// Forgets the composed batch and all submissions, as a crash would. Only wal_close comes next.
+// wal_write_small without asking others for their room.
+MUST_USE enum rc wal_write_own(struct wal *w);
+// Forgets the composed batch and all submissions, as a crash would.
 void wal_abandon(struct wal *w);
 
 // Adds to a list of vectors that grows.

@@ -16,6 +16,9 @@
 // before they are replayed. The new file is made in any case and is one synced batch: from then on something
 // vouches for all that came before.
 //
+// Without room for a new file the log goes on in the last one, or, where that cannot be, without a file until there is
+// room; what nothing vouches for is written again to where it stands, and synced (recovery_full.c).
+//
 // A start that is interrupted anywhere leaves the chain as it was or the new file in place of the old last one.
 #include "consensus/wal/recovery.h"
 #include "node/base/limits.h"
@@ -133,8 +136,9 @@ static uint32_t rewrite_from(const struct recovery *r)
     return is_sound && bytes <= little && bytes <= LIMIT_WAL_BATCH_BYTES ? 0 : unproven;
 }
 
-// Begins the new file with a copy of batches[from..], so that it is one synced batch. `last` may be NULL (empty log).
-static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32_t from, struct wal_submission *s)
+// What the header of the next file says of the log before it, if it begins with a copy of batches[from..] of `last`
+// (NULL: an empty log).
+static void place_set(struct recovery *r, const struct scan_file *last, uint32_t from)
 {
     struct wal *w = r->w;
     if (last != NULL && from == 0 && last->is_header_ok) {
@@ -147,13 +151,21 @@ static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32
     w->batch_synced = wal_max(r->proof, w->prev_last);
     r->batch_seen = wal_max(r->batch_seen, w->batch_synced);
     w->batch_next = r->batch_seen == 0 ? 1 : r->batch_seen + WAL_BATCH_GAP;
+}
+
+// Begins the new file with a copy of batches[from..], so that it is one synced batch. RC_NO_SPACE: nothing happened.
+static enum rc new_file(struct recovery *r, const struct scan_file *last, uint32_t from, struct wal_submission *s,
+                        bool asks_others)
+{
+    struct wal *w = r->w;
+    place_set(r, last, from);
     void (*on_done)(void *, struct wal_submission *) = w->config.on_done;
     w->config.on_done = NULL;
     wal_submit(w, s);
     wal_compose_whole(w);
-    enum rc rc = wal_write_small(w);
+    enum rc rc = asks_others ? wal_write_small(w) : wal_write_own(w);
     if (rc == RC_NO_SPACE) {
-        wal_abandon(w);  // No start now; nothing has failed.
+        wal_abandon(w);
     } else {
         wal_complete(w, rc);
     }
@@ -214,20 +226,43 @@ static void tail_moved(struct recovery *r, uint32_t from, const struct wal_submi
     assert(range == s->ranges + s->ranges_count);
 }
 
+// No room for a new file: goes on in the last one. What others keep in reserve is for what comes then, as long as the
+// log has a file.
+static enum rc last_kept(struct recovery *r, const struct scan_file *last, uint32_t from, struct wal_submission *s,
+                         bool *is_copied)
+{
+    TRY(recovery_tail_secure(r, last));
+    if (recovery_file_adopt(r, last)) {
+        return RC_OK;
+    }
+    enum rc rc = new_file(r, last, from, s, true);
+    *is_copied = rc == RC_OK;
+    if (rc == RC_NO_SPACE) {
+        recovery_without_file(r, last);
+        rc = RC_OK;
+    }
+    return rc;
+}
+
 // The last file that counts is loaded and scanned: secure its tail, then replay it.
 static enum rc last_replay(struct recovery *r, struct scan_file *last)
 {
     uint32_t from = rewrite_from(r);
     struct wal_submission s = {0};
     uint8_t *copy = NULL;
+    bool is_copied = true;
     enum rc rc = tail_copy(r, from, &s, &copy);
     if (rc == RC_OK) {
-        rc = new_file(r, last, from, &s);
+        rc = new_file(r, last, from, &s, false);
     }
-    if (rc == RC_OK && from == 0) {
+    if (rc == RC_NO_SPACE) {
+        is_copied = false;
+        rc = last_kept(r, last, from, &s, &is_copied);
+    }
+    if (rc == RC_OK && is_copied && from == 0) {
         last->is_chained = false;
     }
-    if (rc == RC_OK) {
+    if (rc == RC_OK && is_copied) {
         tail_moved(r, from, &s);
     }
     for (uint32_t i = 0; rc == RC_OK && i < r->batches_count; i++) {
@@ -331,7 +366,11 @@ static enum rc chain_replay(struct recovery *r)
         last = &r->files[r->files_count - 1];
     }
     struct wal_submission nothing = {0};
-    return new_file(r, last, last == NULL ? 0 : UINT32_MAX, &nothing);
+    const enum rc rc = new_file(r, last, last == NULL ? 0 : UINT32_MAX, &nothing, true);
+    if (rc == RC_NO_SPACE) {
+        recovery_without_file(r, NULL);
+    }
+    return rc == RC_NO_SPACE ? RC_OK : rc;
 }
 
 static enum rc directory_read(struct recovery *r)
@@ -352,13 +391,18 @@ static enum rc directory_read(struct recovery *r)
     return RC_OK;
 }
 
-// Old files below first_seq are not part of the log; taken out of the list into the pool.
-static void files_below_first(struct recovery *r, uint32_t *skip)
+// Old files below first_seq are not part of the log. They go into the pool first of all: the new file may need their room.
+static enum rc files_below_first(struct recovery *r, uint32_t *skip)
 {
+    struct disk *d = r->config->disk;
     *skip = 0;
     while (*skip < r->files_count && r->files[*skip].seq < r->first_seq) {
+        const struct scan_file *f = &r->files[*skip];
+        r->batch_seen = wal_max(r->batch_seen, f->is_header_ok ? f->header.first_batch : 0);
+        wal_file_discard(r->w, f->seq, f->bytes);
         *skip += 1;
     }
+    return *skip > 0 ? d->sync_dir(d, r->w->dir) : RC_OK;
 }
 
 static void pool_fill(struct recovery *r)
@@ -395,12 +439,9 @@ static enum rc recover(struct recovery *r)
     }
     pool_fill(r);
     uint32_t old;
-    files_below_first(r, &old);
+    TRY(files_below_first(r, &old));
     struct scan_file *all = r->files;
     uint32_t all_count = r->files_count;
-    for (uint32_t i = 0; i < old; i++) {
-        r->batch_seen = wal_max(r->batch_seen, all[i].is_header_ok ? all[i].header.first_batch : 0);
-    }
     r->files = all + old;
     r->files_count -= old;
     chain_find(r);
@@ -408,19 +449,21 @@ static enum rc recover(struct recovery *r)
     r->files = all;
     r->files_count = all_count;
     TRY(rc);
-    // The list of files is in order of age and the new one is already in it.
-    struct wal_file *current = list_entry(list_pop(&w->files), struct wal_file, link);
+    // The list of files is in order of age and the new one, if any, is already in it.
+    struct list *current = list_pop(&w->files);
     assert(list_is_empty(&w->files));
     w->files_count = 0;
-    for (uint32_t i = 0; i < all_count; i++) {
-        if (i >= old && all[i].is_chained) {
+    for (uint32_t i = old; i < all_count; i++) {
+        if (all[i].is_chained) {
             wal_file_add(w, all[i].seq, all[i].bytes)->is_empty = all[i].is_empty;
         } else {
             wal_file_discard(w, all[i].seq, all[i].bytes);
         }
     }
-    list_add_tail(&w->files, &current->link);
-    w->files_count++;
+    if (current != NULL) {
+        list_add_tail(&w->files, current);
+        w->files_count++;
+    }
     return RC_OK;
 }
 

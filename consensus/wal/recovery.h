@@ -87,5 +87,13 @@ const uint8_t *recovery_window(struct recovery *r, uint64_t pos, uint64_t need);
 // because it stays where it is.
 MUST_USE enum rc recovery_file_scan(struct recovery *r, const struct scan_file *f, uint64_t limit, bool is_direct,
                                     enum scan_end *end);
+// recovery_full.c: a start without room. The last file that counts is loaded and scanned.
+// Writes what nothing vouches for in it again, to where it stands, and syncs it.
+MUST_USE enum rc recovery_tail_secure(struct recovery *r, const struct scan_file *last);
+// Makes it the current file of the log, behind what counts in it. False: it cannot be.
+MUST_USE bool recovery_file_adopt(struct recovery *r, const struct scan_file *last);
+// The log has no current file: its next batch begins one, when there is room. NULL: what its header will say of the log
+// before it stands already.
+void recovery_without_file(struct recovery *r, const struct scan_file *last);
 // Replays the records of one batch of the loaded file, and of the region that ends with it.
 MUST_USE enum rc recovery_batch_replay(struct recovery *r, const struct scan_batch *b);

@@ -363,7 +363,7 @@ static void resize(struct wal *w, uint64_t file_bytes)
     wal_file_prepare(w, h.salt);
 }
 
-enum rc wal_write_small(struct wal *w)
+static enum rc write_small(struct wal *w, bool asks_others)
 {
     struct wal_batch *b = &w->batch;
     enum rc rc = wal_write(w);
@@ -381,7 +381,8 @@ enum rc wal_write_small(struct wal *w)
         rc = wal_write(w);
     }
     // What it gives may be less than it was to be: asked until it has no more.
-    while (rc == RC_NO_SPACE && w->config.more_room != NULL && w->config.more_room(w->config.more_room_ctx, least)) {
+    while (rc == RC_NO_SPACE && asks_others && w->config.more_room != NULL &&
+           w->config.more_room(w->config.more_room_ctx, least)) {
         if (!is_fixed) {
             resize(w, least);
         }
@@ -396,6 +397,16 @@ enum rc wal_write_small(struct wal *w)
         log_warning("wal: the disk has room for a file of %llu kB only", (unsigned long long)b->file_bytes >> 10);
     }
     return rc;
+}
+
+enum rc wal_write_small(struct wal *w)
+{
+    return write_small(w, true);
+}
+
+enum rc wal_write_own(struct wal *w)
+{
+    return write_small(w, false);
 }
 
 void wal_complete(struct wal *w, enum rc rc)
@@ -443,6 +454,9 @@ void wal_abandon(struct wal *w)
     list_init(&w->waiting);
     list_init(&w->named);
     w->region.of = NULL;
+    w->cursor = 0;
+    w->pending_bytes = 0;
+    w->taken = w->submitted;
 }
 
 uint64_t wal_current_seq(const struct wal *w)

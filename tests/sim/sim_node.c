@@ -284,10 +284,6 @@ static bool node_open(struct sim_node *n, struct found *found)
         sim_disk_crash(n->disk, &s->rng);
         rc = store_open(&config, on_found, found, &report, &n->store);
     }
-    if (rc == RC_NO_SPACE && n->is_full) {
-        sim_log(s, "node %u: no room to start", n->id);
-        return false;
-    }
     if (rc != RC_OK) {
         sim_violation(s, "node %u: the store does not open: %s", n->id, rc_text(rc));
         return false;

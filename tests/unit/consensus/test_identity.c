@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// links: node/base proto consensus/peer consensus/wal
-// The identity file of a data directory (decision 6, law 2), on the real disk.
+// links: node/base proto consensus/peer consensus/wal tests/sim
+// The identity file of a data directory (decision 6, law 2), on the real disk; on a full one, on the simulated.
 #include "consensus/peer/identity.h"
 #include "node/base/env.h"
 #include "node/base/log.h"
+#include "tests/sim/sim_disk.h"
 #include <check.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -147,6 +148,74 @@ START_TEST(a_second_process_on_the_directory_is_refused)
 }
 END_TEST
 
+// ---- a disk without room ------------------------------------------------------------------------------------------
+
+static void fill(struct sim_disk *s)
+{
+    sim_disk_set_budget(s, sim_disk_used(s));
+}
+
+START_TEST(every_start_raises_the_incarnation_on_a_disk_that_is_full_to_the_last_byte)
+{
+    struct sim_disk *s = sim_disk_create();
+    struct identity id = {0};
+    for (uint64_t i = 1; i < 8; i++) {
+        ck_assert_int_eq(identity_open(sim_disk_base(s), "n1@h", env_system_random, &id), RC_OK);
+        ck_assert_uint_eq(id.incarnation, i);
+        fill(s);
+        sim_disk_kill(s);
+    }
+    sim_disk_destroy(s);
+}
+END_TEST
+
+START_TEST(a_start_without_a_spare_on_a_full_disk_leaves_the_identity_as_it_was)
+{
+    struct sim_disk *s = sim_disk_create();
+    struct disk *d = sim_disk_base(s);
+    struct identity id = {0};
+    ck_assert_int_eq(identity_open(d, "n1@h", env_system_random, &id), RC_OK);
+    ck_assert_int_eq(d->unlink(d, "identity.spare"), RC_OK);
+    ck_assert_int_eq(d->sync_dir(d, "."), RC_OK);
+    fill(s);
+    for (int i = 0; i < 3; i++) {
+        ck_assert_int_eq(identity_open(d, "n1@h", env_system_random, &id), RC_NO_SPACE);
+        ck_assert(!d->failed);
+    }
+    sim_disk_set_budget(s, UINT64_MAX);
+    ck_assert_int_eq(identity_open(d, "n1@h", env_system_random, &id), RC_OK);
+    ck_assert_uint_eq(id.incarnation, 2);
+    ck_assert(sim_disk_exists(s, "identity.spare"));
+    sim_disk_destroy(s);
+}
+END_TEST
+
+// Loop: the power fails after so many operations of a start on a full disk.
+START_TEST(an_incarnation_that_was_told_is_never_told_again_over_power_failures_on_a_full_disk)
+{
+    struct sim_disk *s = sim_disk_create();
+    struct rng rng;
+    rng_seed(&rng, (uint64_t)_i + 1);
+    struct identity id = {0};
+    uint64_t told = 0;
+    ck_assert_int_eq(identity_open(sim_disk_base(s), "n1@h", env_system_random, &id), RC_OK);
+    told = id.incarnation;
+    fill(s);
+    for (int i = 0; i < 20; i++) {
+        sim_disk_crash_after(s, rng_below(&rng, 10));
+        if (identity_open(sim_disk_base(s), "n1@h", env_system_random, &id) == RC_OK) {
+            ck_assert_uint_gt(id.incarnation, told);
+            told = id.incarnation;
+        }
+        sim_disk_crash(s, &rng);
+    }
+    sim_disk_set_budget(s, UINT64_MAX);
+    ck_assert_int_eq(identity_open(sim_disk_base(s), "n1@h", env_system_random, &id), RC_OK);
+    ck_assert_uint_gt(id.incarnation, told);
+    sim_disk_destroy(s);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("identity");
@@ -159,6 +228,9 @@ int main(void)
     tcase_add_test(c, any_flipped_bit_and_any_cut_of_the_file_is_damage_and_not_blankness);
     tcase_add_test(c, a_directory_with_logs_but_no_identity_is_damage_and_not_blank);
     tcase_add_test(c, a_second_process_on_the_directory_is_refused);
+    tcase_add_test(c, every_start_raises_the_incarnation_on_a_disk_that_is_full_to_the_last_byte);
+    tcase_add_test(c, a_start_without_a_spare_on_a_full_disk_leaves_the_identity_as_it_was);
+    tcase_add_loop_test(c, an_incarnation_that_was_told_is_never_told_again_over_power_failures_on_a_full_disk, 0, 100);
     suite_add_tcase(s, c);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_NORMAL);

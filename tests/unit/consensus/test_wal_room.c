@@ -104,17 +104,175 @@ START_TEST(what_waits_for_room_when_the_node_ends_was_not_promised_and_what_was_
 }
 END_TEST
 
-START_TEST(a_start_without_room_is_refused_and_harms_nothing)
+// Loop: the last batch is vouched for by a mark, or by nothing.
+START_TEST(a_start_without_room_goes_on_in_the_last_file)
 {
     begin(0);
     write_one(&fx, 1, 1, 40000);
-    close_wal(&fx);
+    if (_i == 1) {
+        write_mark(&fx);
+    }
+    const uint64_t seq = wal_current_seq(fx.wal);
     no_room();
-    ck_assert_int_eq(try_open(&fx, 1), RC_NO_SPACE);
-    ck_assert(!fx.config.disk->failed);
-    room();
-    open_wal(&fx);
+    reopen(false);
     expect_seen(1);
+    assert_seen_readable(&fx);
+    ck_assert_uint_eq(wal_current_seq(fx.wal), seq);
+    ck_assert_uint_eq(wal_file_count(fx.wal), 1);
+    write_one(&fx, 1, 2, 10000);
+    struct sent *a = submit(&fx, 1, 3, 40000);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    room();
+    drive(&fx);
+    ck_assert(a->is_done);
+    ck_assert_uint_eq(fx.closed[fx.closed_count - 1], seq);
+    reopen(true);
+    expect_seen(3);
+    ck_assert(!fx.report.is_corrupt);
+}
+END_TEST
+
+static void submit_some(struct rng *rng, uint64_t *index)
+{
+    for (uint64_t n = rng_below(rng, 4); n > 0; n--) {
+        const uint32_t len = (uint32_t)rng_below(rng, rng_below(rng, 4) == 0 ? 20000 : 2000);
+        (void)(rng_below(rng, 5) == 0 ? submit_large(&fx, 4, ++*index, len) : submit(&fx, 1, ++*index, len));
+    }
+}
+
+// Nothing that was promised is lost over crashes that tear what was not, however often the log goes on behind it.
+START_TEST(over_any_crashes_on_a_full_disk_nothing_promised_is_lost_or_taken_for_damage)
+{
+    struct rng rng;
+    rng_seed(&rng, (uint64_t)_i + 1);
+    fx.config.slice_bytes = 4096;
+    fx.config.align = _i % 2 == 0 ? 8 : 4096;
+    begin(0);
+    uint64_t index = 0, promised = 0;
+    write_one(&fx, 1, ++index, 1000);
+    no_room();
+    for (int life = 0; life < 30; life++) {
+        submit_some(&rng, &index);
+        sim_disk_crash_after(fx.disk, rng_below(&rng, 12));
+        drive(&fx);
+        for (uint32_t i = 0; i < fx.sent_count; i++) {
+            promised += fx.sent[i]->is_done && fx.sent[i]->submission.result == RC_OK;
+        }
+        if (life % 10 == 9) {
+            room();
+        }
+        close_wal(&fx);
+        if (rng_below(&rng, 2) == 0) {  // Killed, as often as not between a write and its sync.
+            sim_disk_crash_after(fx.disk, UINT64_MAX);
+            sim_disk_kill(fx.disk);
+        } else {
+            sim_disk_crash(fx.disk, &rng);
+        }
+        open_wal(&fx);
+        ck_assert(!fx.report.is_corrupt);
+        ck_assert_uint_ge(fx.seen_count, promised);
+        for (uint32_t i = 0; i < fx.sent_count; i++) {
+            bool is_seen = !fx.sent[i]->is_done || fx.sent[i]->submission.result != RC_OK;
+            for (uint32_t k = 0; k < fx.seen_count && !is_seen; k++) {
+                is_seen = fx.seen[k].index == fx.sent[i]->index;
+            }
+            ck_assert_msg(is_seen, "record %lu is lost", (unsigned long)fx.sent[i]->index);
+        }
+        assert_seen_readable(&fx);
+        fixture_forget_sent(&fx);
+        promised = fx.seen_count;
+        no_room();
+    }
+}
+END_TEST
+
+// The file that the log would go on in is of no use: it waits for room, and the damage is met by every start.
+START_TEST(a_damaged_or_lost_log_opens_without_room_and_goes_on_when_there_is_some)
+{
+    begin(0);
+    write_one(&fx, 1, 1, 1000);
+    write_one(&fx, 1, 2, 1000);
+    write_mark(&fx);
+    close_wal(&fx);
+    char path[64];
+    path_of(1, path);
+    if (_i == 0) {
+        sim_disk_poke(fx.disk, path, 0, "damage", 6);
+    } else {
+        ck_assert_int_eq(fx.config.disk->unlink(fx.config.disk, path), RC_OK);
+        fx.config.must_exist = true;
+    }
+    (void)fx.config.disk->sync_dir(fx.config.disk, "wal");
+    no_room();
+    for (int i = 0; i < 2; i++) {
+        sim_disk_kill(fx.disk);
+        open_wal(&fx);
+        ck_assert(fx.report.is_corrupt);
+        struct sent *a = submit(&fx, 1, 3, 100);
+        drive(&fx);
+        ck_assert(!a->is_done);
+        close_wal(&fx);
+        fixture_forget_sent(&fx);
+    }
+    sim_disk_kill(fx.disk);
+    open_wal(&fx);
+    struct sent *a = submit(&fx, 1, 3, 100);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    room();
+    drive(&fx);
+    ck_assert(a->is_done);
+    reopen(true);
+    ck_assert(fx.report.is_corrupt);
+}
+END_TEST
+
+// Loop: its batches stand elsewhere; its size was cut; it is of the version before.
+START_TEST(a_last_file_that_the_log_cannot_go_on_in_keeps_what_it_has_until_there_is_room)
+{
+    fx.config.align = 4096;
+    begin(0);
+    write_one(&fx, 1, 1, 30000);
+    write_mark(&fx);
+    write_one(&fx, 1, 2, 1000);
+    close_wal(&fx);
+    char path[64];
+    path_of(1, path);
+    if (_i == 0) {
+        fx.config.align = 8;
+    } else if (_i == 1) {
+        sim_disk_cut(fx.disk, path, 60 << 10, false);
+    } else {
+        struct wal_header_disk h;
+        struct disk_file *f;
+        size_t got;
+        ck_assert_int_eq(fx.config.disk->open(fx.config.disk, path, DISK_READ, &f), RC_OK);
+        ck_assert_int_eq(fx.config.disk->read(f, 0, &h, sizeof(h), &got), RC_OK);
+        fx.config.disk->close(f);
+        h.version = WAL_VERSION_MIN;
+        h.crc = wal_header_crc(&h);
+        sim_disk_poke(fx.disk, path, 0, &h, sizeof(h));
+    }
+    no_room();
+    reopen(false);
+    expect_seen(2);
+    assert_seen_readable(&fx);
+    struct sent *a = submit(&fx, 1, 3, 100);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    reopen(true);  // Also what waited for the power to fail was vouched for.
+    expect_seen(2);
+    a = submit(&fx, 1, 3, 100);
+    drive(&fx);
+    ck_assert(!a->is_done);
+    room();
+    drive(&fx);
+    ck_assert(a->is_done);
+    reopen(true);
+    expect_seen(3);
+    ck_assert(!fx.report.is_corrupt);
+    assert_seen_readable(&fx);
 }
 END_TEST
 
@@ -251,7 +409,7 @@ START_TEST(a_large_record_that_has_waited_gets_the_room_that_others_keep_in_rese
 END_TEST
 
 // A crash while a reserve is made leaves a file of that name with less in it, or nothing.
-START_TEST(a_start_asks_for_more_room_until_there_is_enough_or_none)
+START_TEST(what_waits_for_a_file_asks_for_more_room_until_there_is_enough_or_none)
 {
     fx.config.more_room = give;
     gives[0] = 0;
@@ -259,17 +417,45 @@ START_TEST(a_start_asks_for_more_room_until_there_is_enough_or_none)
     gives_count = 0;
     begin(0);
     write_one(&fx, 1, 1, 40000);
-    close_wal(&fx);
     no_room();
     gives_count = 1;
     gives_at = 0;
-    ck_assert_int_eq(try_open(&fx, 1), RC_NO_SPACE);
+    reopen(false);
+    ck_assert_uint_eq(gives_at, 0);  // It has a file: what others keep is for what comes then.
+    struct sent *a = submit(&fx, 1, 2, 40000);
+    drive(&fx);
+    ck_assert_int_eq(wal_write_small(fx.wal), RC_NO_SPACE);
+    ck_assert_uint_eq(gives_at, 1);
     ck_assert(!fx.config.disk->failed);
     gives_count = 2;
     gives_at = 0;
-    open_wal(&fx);
-    expect_seen(1);
+    ck_assert_int_eq(wal_write_small(fx.wal), RC_OK);
+    wal_complete(fx.wal, RC_OK);
+    ck_assert(a->is_done);
     room();
+    reopen(true);
+    expect_seen(2);
+}
+END_TEST
+
+START_TEST(a_start_that_has_no_file_to_go_on_in_asks_for_more_room)
+{
+    fx.config.more_room = give;
+    gives[0] = 56 << 10;
+    gives_count = 0;
+    begin(0);
+    write_one(&fx, 1, 1, 40000);
+    no_room();
+    gives_count = 1;
+    gives_at = 0;
+    fx.config.align = 4096;
+    reopen(false);
+    expect_seen(1);
+    ck_assert_uint_eq(gives_at, 1);
+    write_one(&fx, 1, 2, 1000);
+    room();
+    reopen(true);
+    expect_seen(2);
 }
 END_TEST
 
@@ -399,13 +585,17 @@ int main(void)
     tcase_add_test(t, without_room_for_a_new_file_all_waits_and_goes_on_when_there_is_room);
     tcase_add_test(t, a_try_in_vain_takes_no_room_from_others);
     tcase_add_loop_test(t, what_waits_for_room_when_the_node_ends_was_not_promised_and_what_was_is_there, 0, 2);
-    tcase_add_test(t, a_start_without_room_is_refused_and_harms_nothing);
+    tcase_add_loop_test(t, a_start_without_room_goes_on_in_the_last_file, 0, 2);
+    tcase_add_loop_test(t, over_any_crashes_on_a_full_disk_nothing_promised_is_lost_or_taken_for_damage, 0, 200);
+    tcase_add_loop_test(t, a_damaged_or_lost_log_opens_without_room_and_goes_on_when_there_is_some, 0, 2);
+    tcase_add_loop_test(t, a_last_file_that_the_log_cannot_go_on_in_keeps_what_it_has_until_there_is_room, 0, 3);
     tcase_add_test(t, a_start_with_little_room_begins_a_smaller_file);
     tcase_add_test(t, a_retired_file_is_room);
     tcase_add_test(t, the_file_in_reserve_carries_the_log_on_when_the_disk_is_full);
     tcase_add_test(t, a_batch_that_has_waited_begins_a_small_file_where_a_whole_one_has_no_room);
     tcase_add_test(t, a_large_record_that_has_waited_gets_the_room_that_others_keep_in_reserve);
-    tcase_add_test(t, a_start_asks_for_more_room_until_there_is_enough_or_none);
+    tcase_add_test(t, what_waits_for_a_file_asks_for_more_room_until_there_is_enough_or_none);
+    tcase_add_test(t, a_start_that_has_no_file_to_go_on_in_asks_for_more_room);
     tcase_add_test(t, a_reserve_is_kept_over_a_restart_and_used_by_it);
     tcase_add_test(t, trimming_gives_away_what_is_beyond_the_reserve);
     tcase_add_loop_test(t, numbers_of_free_files_never_meet, 0, 10);
