@@ -28,6 +28,16 @@ void store_make_room(struct disk *d)
     }
 }
 
+bool store_make_last_room(struct disk *d)
+{
+    if (d->unlink(d, RESERVE_PATH) != RC_OK && d->unlink(d, LAST_PATH) != RC_OK) {
+        return false;
+    }
+    (void)d->sync_dir(d, "wal");  // Some file systems give the room back only then.
+    log_notice("store: starting with the room that was kept in reserve");
+    return true;
+}
+
 // The log's spare file comes after ours: it would take the room that was just given to retirement.
 static void set_short(struct store *s, bool is_short)
 {

@@ -66,6 +66,8 @@ MUST_USE enum rc store_open(const struct store_config *config, store_group_fn *e
 void store_close(struct store *s);
 // Before store_open, on a disk with little room: gives the reserve away, which the start makes up again if it can.
 void store_make_room(struct disk *d);
+// The same for a start that has found no room: the reserve or, without one, the last one. False: there is none.
+bool store_make_last_room(struct disk *d);
 // Any thread: the disk was full, or is nearly so; nothing more should be published.
 bool store_is_short(const struct store *s);
 struct wal *store_wal(struct store *s);

@@ -122,6 +122,13 @@ static bool is_hurried(void)
     return take_signal(&wait);
 }
 
+// A moment of a start that waits for room on the disk.
+static bool pause_start(void)
+{
+    const struct timespec wait = {.tv_sec = 1};
+    return take_signal(&wait);
+}
+
 static void request_stop(void)
 {
     kill(getpid(), SIGTERM);
@@ -162,12 +169,18 @@ int main(int argc, char **argv)
     forget_own_requests();
 
     n->stop_requested = request_stop;
+    n->pause = pause_start;
     if (n->config.workers == 0) {
         n->config.workers = default_workers();
     }
     log_notice("starting node %s on %s", n->config.node_name, n->config.data_dir);
     struct buf error = {0};
-    if (node_create(n, &error) != RC_OK || node_start(n, &error) != RC_OK) {
+    enum rc rc = node_create(n, &error);
+    if (rc == RC_SHUTDOWN) {
+        log_notice("stopping");
+        return 0;
+    }
+    if (rc != RC_OK || node_start(n, &error) != RC_OK) {
         log_critical("%.*s", (int)error.len, (const char *)error.ptr);
         return 69;
     }

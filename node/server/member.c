@@ -16,6 +16,7 @@
 enum {
     META_MEMBERS_MAX = 4096,
     JOIN_RETRY_MS = 100,
+    OPEN_RETRY_MS = 500,      // Of the metadata store, on a full disk.
     JOIN_LOST_MS = 500,       // Of a node with data: answering costs a look at all queues.
     JOIN_REFUSED_MS = 2000,  // After a refusal that only an operator can cure.
     STALL_MS = 1000,          // Age of the oldest unsynced write from which the own disk counts as stalled.
@@ -151,18 +152,21 @@ static void attach_worker(void *arg)
     node_post(w->node, 0, worker_is_attached, w->node);
 }
 
-static void become_member(struct node *n)
+static void open_metadata(struct node *n)
 {
-    n->membership = MEMBERSHIP_MEMBER;
-    node_wait_for(n, "waiting for a majority of the cluster's nodes to prove that the metadata here is up to date");
-    struct peer_hello h;
-    fill_hello(n, &h);
-    peer_net_set_self(n->peers, &h);
     enum rc rc = node_open_metastore(n);
+    if (rc == RC_NO_SPACE) {
+        n->membership = MEMBERSHIP_OPENING;
+        n->open_at_ns = now_ns() + OPEN_RETRY_MS * 1000000ull;
+        node_wait_for(n, "waiting for room on the disk, for the metadata store");
+        return;
+    }
     if (rc != RC_OK) {
         fail_start(n, "cannot open the metadata store", rc);
         return;
     }
+    n->membership = MEMBERSHIP_MEMBER;
+    node_wait_for(n, "waiting for a majority of the cluster's nodes to prove that the metadata here is up to date");
     // Asked before the net may bring anything for them: mailboxes keep the order.
     for (uint32_t i = 1; i < n->workers_count; i++) {
         node_post(n, i, attach_worker, &n->workers[i]);
@@ -170,6 +174,23 @@ static void become_member(struct node *n)
     node_worker_attach(&n->workers[0]);
     peer_net_set_upcalls(n->peers, net_share_upcalls(n->share));
     worker_is_attached(n);
+}
+
+static void become_member(struct node *n)
+{
+    struct peer_hello h;
+    fill_hello(n, &h);
+    peer_net_set_self(n->peers, &h);
+    open_metadata(n);
+}
+
+// Of a node that founds or joins. True: it does so again when there is room.
+static bool is_for_want_of_room(struct node *n, enum rc rc)
+{
+    if (rc == RC_NO_SPACE) {
+        node_wait_for(n, "waiting for room on the disk, to become a member of the cluster");
+    }
+    return rc == RC_NO_SPACE;
 }
 
 static void found(struct node *n)
@@ -180,6 +201,9 @@ static void found(struct node *n)
     enum rc rc = meta_config_save(n);
     if (rc == RC_OK) {
         rc = identity_set_member(n->disk, &n->identity, cluster_id, 1, 1);
+    }
+    if (is_for_want_of_room(n, rc)) {
+        return;
     }
     if (rc != RC_OK) {
         fail_start(n, "cannot write the identity file", rc);
@@ -230,6 +254,9 @@ static void joined(struct node *n, const struct join_reply *r)
     enum rc rc = meta_config_save(n);
     if (rc == RC_OK) {
         rc = identity_set_member(n->disk, &n->identity, r->cluster_id, r->node_id, r->replica_id);
+    }
+    if (is_for_want_of_room(n, rc)) {
+        return;
     }
     if (rc != RC_OK) {
         fail_start(n, "cannot write the identity file", rc);
@@ -646,6 +673,12 @@ uint64_t member_turn(struct node *n, uint64_t now)
     }
     if (n->join_done && !n->is_probing && now > n->join_deadline_ns) {
         member_join_end(n, RC_TIMEOUT, n->waiting);
+    }
+    if (n->membership == MEMBERSHIP_OPENING) {
+        if (now >= n->open_at_ns) {
+            open_metadata(n);
+        }
+        return n->membership == MEMBERSHIP_OPENING ? n->open_at_ns : now;
     }
     if (n->membership != MEMBERSHIP_MEMBER) {
         return form(n, now);

@@ -236,6 +236,66 @@ static void look_for_mark(struct node *n)
     log_critical("the disk failed under this node (%s/store.failed says when and how): check it", n->config.data_dir);
 }
 
+// ---- opening what is there ------------------------------------------------------------------------------------------
+
+static enum rc prepare(struct node *n, struct buf *error)
+{
+    enum rc rc = rejoin_prepare(n);
+    if (rc != RC_OK) {
+        buf_printf(error, "the data in %s cannot be given up to join another cluster: %s", n->config.data_dir,
+                   rc_text(rc));
+    }
+    return rc;
+}
+
+static enum rc open_identity(struct node *n, struct buf *error)
+{
+    enum rc rc = identity_open(n->disk, n->config.node_name, env_system_random, &n->identity);
+    if (rc != RC_OK) {
+        buf_printf(error, "the identity file in %s cannot be used: %s", n->config.data_dir,
+                   rc == RC_CONFLICT ? "the directory belongs to a node of another name" : why_not(rc));
+        if (rc == RC_CORRUPT) {
+            buf_printf(error,
+                       "; nothing here can be vouched for without it: delete the data directory %s and start "
+                       "the node, which comes back as a new one",
+                       n->config.data_dir);
+        }
+    }
+    return rc;
+}
+
+static enum rc look_for_loss(struct node *n, struct buf *error)
+{
+    enum rc rc = lost_check(n);
+    if (rc != RC_OK) {
+        buf_printf(error, "the file rejoin in %s cannot be written: %s", n->config.data_dir, rc_text(rc));
+    }
+    return rc;
+}
+
+// A full disk ends no start. Most of it needs no room (wal/recovery_full.c, disk_replace_kept); what does has that of the
+// reserves, and then waits. RC_SHUTDOWN: meanwhile the process was told to end.
+static enum rc with_room(struct node *n, enum rc (*step)(struct node *n, struct buf *error), struct buf *error)
+{
+    bool is_told = false;
+    for (;;) {
+        enum rc rc = step(n, error);
+        if (rc != RC_NO_SPACE) {
+            return rc;
+        }
+        if (!store_make_last_room(n->disk)) {
+            if (!is_told) {
+                log_critical("%.*s; waiting for room", (int)error->len, (const char *)error->ptr);
+            }
+            is_told = true;
+            if (n->pause()) {
+                return RC_SHUTDOWN;
+            }
+        }
+        error->len = 0;
+    }
+}
+
 enum rc node_create(struct node *n, struct buf *error)
 {
     map_init_u64(&n->recovered);
@@ -252,35 +312,15 @@ enum rc node_create(struct node *n, struct buf *error)
     if (measure_disk_free(n->config.data_dir, &room) == RC_OK && room < 2 * n->config.wal_file_bytes) {
         store_make_room(n->disk);  // A start writes: a new log file, the identity.
     }
-    rc = rejoin_prepare(n);
-    if (rc != RC_OK) {
-        buf_printf(error, "the data in %s cannot be given up to join another cluster: %s", n->config.data_dir,
-                   rc_text(rc));
-        return rc;
-    }
+    TRY(with_room(n, prepare, error));
     look_for_mark(n);
-    rc = identity_open(n->disk, n->config.node_name, env_system_random, &n->identity);
-    if (rc != RC_OK) {
-        buf_printf(error, "the identity file in %s cannot be used: %s", n->config.data_dir,
-                   rc == RC_CONFLICT ? "the directory belongs to a node of another name" : why_not(rc));
-        if (rc == RC_CORRUPT) {
-            buf_printf(error,
-                       "; nothing here can be vouched for without it: delete the data directory %s and start "
-                       "the node, which comes back as a new one",
-                       n->config.data_dir);
-        }
-        return rc;
-    }
+    TRY(with_room(n, open_identity, error));
     if (rejoin_check(n) != RC_OK) {
         buf_printf(error, "the file rejoin in %s cannot be removed", n->config.data_dir);
         return RC_IO;
     }
-    TRY(open_store(n, error));
-    rc = lost_check(n);
-    if (rc != RC_OK) {
-        buf_printf(error, "the file rejoin in %s cannot be written: %s", n->config.data_dir, rc_text(rc));
-    }
-    return rc;
+    TRY(with_room(n, open_store, error));
+    return with_room(n, look_for_loss, error);
 }
 
 static void on_admin_started(void *ctx, uv_loop_t *loop)

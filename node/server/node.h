@@ -71,7 +71,8 @@ struct recovered {
     bool is_taken;  // A group was made with it and owns its log; written by the group's worker.
 };
 
-enum membership { MEMBERSHIP_NONE, MEMBERSHIP_JOINING, MEMBERSHIP_MEMBER };
+// OPENING: a member, whose disk has no room for the metadata store yet.
+enum membership { MEMBERSHIP_NONE, MEMBERSHIP_JOINING, MEMBERSHIP_OPENING, MEMBERSHIP_MEMBER };
 
 struct node {
     struct node_config config;
@@ -97,6 +98,7 @@ struct node {
     struct config meta_config;      // Initial one, to start the metadata group with.
     char via[PEER_NAME_MAX + 1];    // Whom we asked to let us in.
     uint64_t join_token, join_at_ns;  // Next time to ask.
+    uint64_t open_at_ns;            // Opening: next try.
     char ask[PEER_NAME_MAX + 1];    // Who decides on us, as another member said; empty: nobody in particular.
     char joined_to[PEER_NAME_MAX + 1];  // Target of join_cluster; empty: none.
     char joined_address[PEER_ADDRESS_MAX + 1];
@@ -125,10 +127,12 @@ struct node {
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.
     char waiting_logged[WAITING_BYTES];
     void (*stop_requested)(void);   // Main thread's.
+    bool (*pause)(void);            // Main thread, in node_create: waits a moment for room. True: told to end.
     _Atomic bool shared_restart;    // After having stopped the process starts itself again. Read by main, acquire.
     _Atomic uint32_t shared_draining;  // Workers that have not finished drain.c's work.
 };
 
+// Waits where there is no room on the disk. RC_SHUTDOWN: `pause` said so.
 MUST_USE enum rc node_create(struct node *n, struct buf *error);
 MUST_USE enum rc node_start(struct node *n, struct buf *error);
 void node_stop(struct node *n);

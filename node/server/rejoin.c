@@ -152,11 +152,11 @@ static enum rc is_joinable(struct node *n, const char *name, char *text, size_t 
         snprintf(text, size, "the node is joining already");
         return RC_BUSY;
     }
-    if (n->membership != MEMBERSHIP_MEMBER) {
+    if (n->membership != MEMBERSHIP_MEMBER && n->membership != MEMBERSHIP_OPENING) {
         return RC_OK;
     }
     struct broker *b = n->workers[0].broker;
-    if (!broker_is_loaded(b) || n->waiting[0] != '\0') {
+    if (n->membership == MEMBERSHIP_OPENING || !broker_is_loaded(b) || n->waiting[0] != '\0') {
         snprintf(text, size, "this node is not up yet: %s", n->waiting);
         return RC_BUSY;
     }

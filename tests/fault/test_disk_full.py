@@ -1,13 +1,15 @@
 #!/usr/bin/python3
 """Full disks (issue item 5, AL-01, AL-10): nodes on small loop-mounted file systems. Publishing stops with a clear state, consuming and
 settling go on, and all recovers by itself; nothing confirmed is lost and no node ends. Needs root and a loop device."""
-import json, os, shutil, subprocess, sys, time
+import errno, glob, json, os, shutil, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from warren import *
 
 t = Tap()
 root = os.path.join(build, "local-cluster")
 SMALL_MB = 96
+ROUNDS = int(os.environ.get("ROUNDS", "1"))  # Of the restarts.
+RESERVES = ["wal/reserve", "wal/reserve-last", "wal/free-*"]
 CONF = "warren.wal_file_bytes = 4MiB\nwarren.memtable_bytes = 8MiB\ndisk_free_limit.absolute = {limit}\n"
 
 
@@ -83,12 +85,13 @@ def publish_until_full(c, full, publisher_at, queue):
     return p, wrong
 
 
-def drain_and_go_on(c, p, full, consumer_at, queue, more=500):
-    """Consumes everything, with acks, while publishers are blocked; then publishing goes on by itself."""
+def drain_and_go_on(c, p, full, consumer_at, queue, more=500, give_room=None):
+    """Consumes everything, with acks, while publishers are blocked; then publishing goes on by itself, or when room is given."""
     wrong = []
     k = Consumer(c, consumer_at, queue)
     k.start()
     if not until(lambda: set(p.confirmed) <= {n for _, n, _ in k.got}, 20): wrong.append(f"{len(k.got)} of {len(p.confirmed)} consumed during the alarm")
+    if give_room: give_room()
     if not until(lambda: p.told[-1:] == ["unblocked"] or p.error, 20):
         wrong.append(f"still blocked after everything was consumed: {p.told}, {alarms(c, 'n1')}; room: {[room(n) for n in full]} MB")
     p.paused = False
@@ -111,16 +114,65 @@ def filled(c, full, queue, lead, consumer_at):
     return wrong + drain_and_go_on(c, p, full, consumer_at, queue)
 
 
-def restarted(c):
+def restarted(c, queue):
     """A node is killed while its disk is full, and starts again on it."""
-    c.declare("n1", "restarted")
-    p, wrong = publish_until_full(c, ["n1"], "n2", "restarted")
+    c.declare("n1", queue)
+    p, wrong = publish_until_full(c, ["n1"], "n2", queue)
     c.do("kill", "n1")
     c.do("start", "n1")
     c.do("await", "n1", 20)
     # Unless the start found room, of the log's files that were not needed any more.
     if not until(lambda: alarms(c, "n2") or os.path.exists(f"{root}/n1/wal/reserve"), 5): wrong.append("no alarm after the restart, and no reserve")
-    return wrong + drain_and_go_on(c, p, ["n1"], "n3", "restarted")
+    return wrong + drain_and_go_on(c, p, ["n1"], "n3", queue)
+
+
+def fill_up(n):
+    """Not a block is left, nor comes back by what the file system frees late."""
+    fd = os.open(f"{root}/{n}/fill", os.O_CREAT | os.O_WRONLY)
+    at, before = 0, -1
+    while at != before:
+        before = at
+        os.fsync(fd)
+        for chunk in (1 << 20, 1 << 16, 4096, 1024):
+            try:
+                while True:
+                    os.posix_fallocate(fd, at, chunk)
+                    at += chunk
+            except OSError as e:
+                if e.errno != errno.ENOSPC: raise
+    os.close(fd)
+    s = os.statvfs(f"{root}/{n}")
+    return s.f_bavail * s.f_frsize
+
+
+def filled_by_others(c, queue, used_up):
+    """A node is killed, somebody else fills its disk to the last byte, and it starts. `used_up`: files that had been used up before."""
+    c.declare("n1", queue)
+    p = Told(c, "n2", queue, size=5000, window=400, rate=2000)
+    p.start()
+    wrong = [] if until(lambda: len(p.confirmed) > 1000 or p.error, 20) else [f"{len(p.confirmed)} confirmed before the kill"]
+    c.do("kill", "n1")
+    for pattern in used_up:
+        for path in glob.glob(f"{root}/n1/{pattern}"): os.remove(path)
+    if left := fill_up("n1"): wrong.append(f"{left} bytes left")
+    c.do("start", "n1")
+    if "identity.spare" in used_up:
+        said = "waiting for room"
+        if not until(lambda: said in c.do("logs", "n1").stdout.splitlines()[-2:][0], 5): wrong.append("does not say that it waits for room")
+        os.remove(f"{root}/n1/fill")
+    c.do("await", "n1", 20)
+    if "identity.spare" in used_up:
+        p.drain(15)
+        wrong += [] if not p.by_tag else ["not everything was confirmed"]
+        k = Consumer(c, "n1", queue)
+        k.start()
+        if not k.wait_for(p.confirmed, 20): wrong.append("not everything arrived")
+        wrong += check_deliveries(k.got, p.confirmed, p.next)
+        p.stop(); k.stop()
+        return wrong
+    if not until(lambda: p.told[-1:] == ["low on disk"] or p.error, 10): wrong.append(f"not blocked after the start: {p.told}, {alarms(c, 'n2')}")
+    p.paused = True
+    return wrong + drain_and_go_on(c, p, ["n1"], "n1", queue, give_room=lambda: os.remove(f"{root}/n1/fill"))
 
 
 def other_files(c):
@@ -194,18 +246,25 @@ def probe():
 
 ONE = "one of three disks is full: publishing stops everywhere, the rest goes on, and back"
 RESTART = "a node killed while its disk is full starts again on it"
+FILLED = "a node whose disk others filled to the last byte meanwhile starts on it, and goes on when there is room"
+USED_UP = "the same with nothing in reserve"
+WAITS = "without room even for its identity it waits for some, and starts"
 OTHER = "AL-01: room taken by others blocks, and unblocks within 10 s"
 ALL = "all three disks are full: the same"
 MEASURED = "AL-10: free room is what is available, on 1 KiB blocks with a fifth kept for root, bind-mounted under another name"
 why = probe()
 if why:
-    for text in (MEASURED, ONE, RESTART, OTHER, ALL): t.skip(text, f"no loop-mounted file systems here: {why}")
+    for text in (MEASURED, ONE, RESTART, FILLED, USED_UP, WAITS, OTHER, ALL): t.skip(text, f"no loop-mounted file systems here: {why}")
     t.end()
 t.run(MEASURED, measured)
 with Cluster(3, conf=CONF.format(limit="0")) as c:  # No limit: really full.
     with Small(c, ["n1"]):
         t.run(ONE, filled, c, ["n1"], "one", "n1", "n2")
-        t.run(RESTART, restarted, c)
+        for i in range(ROUNDS):
+            t.run(RESTART, restarted, c, f"restarted {i}")
+            t.run(FILLED, filled_by_others, c, f"filled {i}", [])
+            t.run(USED_UP, filled_by_others, c, f"used up {i}", RESERVES)
+        t.run(WAITS, filled_by_others, c, "waits", [*RESERVES, "identity.spare"])
 with Cluster(3, conf=CONF.format(limit="10MB")) as c:
     with Small(c, ["n1"]):
         t.run(OTHER, other_files, c)
