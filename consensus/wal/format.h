@@ -38,7 +38,7 @@ struct wal_batch_disk {
     uint32_t total_len;       // Header and records, without the padding to `align`.
     uint32_t count;           // Records; 0 in a mark batch.
     uint32_t crc;             // Of salt, the other fields, and the first 16 bytes of each record (README.md).
-    uint64_t batch;           // Consecutive within a file, never used twice.
+    uint64_t batch;           // Consecutive within a file; one that was cut may be used again, in its place.
     uint64_t synced_through;  // Highest batch known durable when this one was composed.
 };
 static_assert(sizeof(struct wal_batch_disk) == WAL_BATCH_HEADER_BYTES, "WAL batch header layout");

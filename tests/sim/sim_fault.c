@@ -298,7 +298,8 @@ static void fault_full(struct sim *s, void *arg, uint64_t number)
     struct sim_node *n = sim_any_node(s);
     if (n->is_up && !n->is_full) {
         n->is_full = true;
-        sim_disk_set_budget(n->disk, sim_disk_used(n->disk) + rng_below(&s->rng, 2 * s->wal_file_bytes));
+        const uint64_t left = sim_chance(s, 3) ? 0 : rng_below(&s->rng, 2 * s->wal_file_bytes);
+        sim_disk_set_budget(n->disk, sim_disk_used(n->disk) + left);
         s->counters.full_disks++;
         sim_log(s, "node %u: its disk is full", n->id);
         sim_at(s, sim_range(s, 10 * SIM_MS, sim_chance(s, 2) ? 2 * SIM_S : 300 * SIM_MS), full_end, n, 0);
