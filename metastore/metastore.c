@@ -200,11 +200,7 @@ static void on_role(void *ctx, const struct consensus_status *st)
     struct metastore *m = ctx;
     const bool is_leader = st->role == ROLE_LEADER;
     if (is_leader && !m->is_leader) {
-        // The stamps go on from what is applied, by this node's monotonic clock: a wall clock that jumps
-        // moves nothing (CL-23).
-        const int64_t wall = clock_wall_ms(m->config.clock);
-        m->stamp_base_ms = m->clock_ms > 0 ? m->clock_ms : wall > 0 ? (uint64_t)wall : 1;
-        m->stamp_base_ns = metastore_now(m);
+        requests_stamps_begin(m);
         m->events_told = 0;
         if (m->on_trigger) {
             meta_fsm_list_events(&m->fsm, 0);

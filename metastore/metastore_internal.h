@@ -101,6 +101,7 @@ void requests_applied(struct metastore *m,
                       const struct buf *results);  // A job's results, and m->applied has risen.
 void requests_answer(struct metastore *m);         // Tells what has ended.
 void requests_on_frame(void *ctx, uint32_t node, enum net_lane lane, const struct frame *f);
+void requests_stamps_begin(struct metastore *m);     // It leads now.
 
 // metastore.c, worker 0.
 void metastore_proof_done(struct metastore *m, enum rc rc);

@@ -99,8 +99,20 @@ void requests_applied(struct metastore *m, const struct buf *results)
 
 // ---- sending ----------------------------------------------------------------------------------------------
 
-static uint64_t stamp_ms(const struct metastore *m)
+// The stamps go on from what is applied, by this node's monotonic clock: a wall clock that jumps moves nothing (CL-23).
+void requests_stamps_begin(struct metastore *m)
 {
+    const int64_t wall = clock_wall_ms(m->config.clock);
+    m->stamp_base_ms = m->clock_ms > 0 ? m->clock_ms : wall > 0 ? (uint64_t)wall : 1;
+    m->stamp_base_ns = metastore_now(m);
+}
+
+static uint64_t stamp_ms(struct metastore *m)
+{
+    // The engine may lead, and take a command of another node, before the store is told so.
+    if (m->stamp_base_ms == 0) {
+        requests_stamps_begin(m);
+    }
     return m->stamp_base_ms + (metastore_now(m) - m->stamp_base_ns) / MS;
 }
 

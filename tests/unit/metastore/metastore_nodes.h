@@ -80,6 +80,7 @@ static struct {
     struct frame_copy frames[1024];
     uint32_t frames_count;
     bool loses_frames;
+    uint64_t wall_ahead_ms;  // Of the monotonic clock.
     uint64_t frames_sent;
 } w;
 
@@ -94,7 +95,7 @@ static uint64_t fake_mono(void *ctx)
 static int64_t fake_wall(void *ctx)
 {
     (void)ctx;
-    return (int64_t)(w.now_ns / 1000000);
+    return (int64_t)(w.now_ns / 1000000 + w.wall_ahead_ms);
 }
 
 static const struct clock fake_clock = {.mono_ns = fake_mono, .wall_ms = fake_wall};
@@ -314,6 +315,14 @@ static void node_stop(uint32_t id)
     n->is_up = false;
 }
 
+static void tell_role(uint32_t id)
+{
+    struct group *g = &w.node[id].host.group;
+    struct consensus_status st;
+    group_status(g, &st);
+    g->fsm->role(g->ctx, &st);
+}
+
 static void lead(uint32_t id)
 {
     w.leader = id;
@@ -322,11 +331,8 @@ static void lead(uint32_t id)
         log_append_entry(RECORD_NOOP, NULL, 0);
     }
     for (uint32_t i = 1; i <= NODES; i++) {
-        struct node *n = &w.node[i];
-        if (n->is_up) {
-            struct consensus_status st;
-            group_status(&n->host.group, &st);
-            n->host.group.fsm->role(n->host.group.ctx, &st);
+        if (w.node[i].is_up) {
+            tell_role(i);
         }
     }
 }

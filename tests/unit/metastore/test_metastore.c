@@ -106,6 +106,35 @@ START_TEST(a_command_that_reaches_two_leaders_is_applied_once)
 }
 END_TEST
 
+// What is remembered of commands expires by stamps: were the first by another clock, the next would make it forget all.
+START_TEST(a_command_that_reaches_a_leader_before_its_store_knows_is_stamped_by_the_same_clock_and_remembered)
+{
+    w.wall_ahead_ms = 1800000000000;
+    w.leader = 3;
+    w.term++;
+    log_append_entry(RECORD_NOOP, NULL, 0);
+    tell_role(1);
+    tell_role(2);
+    struct answer a, b;
+    put(&a, 2, 0, "q", META_IF_ABSENT);
+    frames_pump();
+    struct command c;
+    ck_assert_int_eq(w.kind[w.last], RECORD_ENTRY);
+    ck_assert_int_eq(command_decode(buf_span(&w.log[w.last]), &c), RC_OK);
+    ck_assert_uint_ge(c.stamp_ms, w.wall_ahead_ms);
+    tell_role(3);
+    put(&b, 3, 0, "r", META_IF_ABSENT);
+    w.node[2].host.watcher->lane_reset(w.node[2].host.watcher->ctx, 3, LANE_CONTROL);
+    (void)metastore_turn(w.node[2].m);  // Sends the first again, behind the other.
+    pump();
+    ck_assert(a.is_there && b.is_there);
+    ck_assert_int_eq(a.result.rc, RC_OK);
+    for (uint32_t id = 1; id <= NODES; id++) {
+        ck_assert_str_eq(w.node[id].told[0], "loaded +q +r ");
+    }
+}
+END_TEST
+
 START_TEST(a_command_waits_for_a_leader)
 {
     lead(0);
@@ -239,6 +268,7 @@ int main(void)
     tcase_add_test(t, an_invalid_command_is_refused_without_the_log);
     tcase_add_test(t, a_command_whose_frame_was_lost_is_sent_again_and_applied_once);
     tcase_add_test(t, a_command_that_reaches_two_leaders_is_applied_once);
+    tcase_add_test(t, a_command_that_reaches_a_leader_before_its_store_knows_is_stamped_by_the_same_clock_and_remembered);
     tcase_add_test(t, a_command_waits_for_a_leader);
     tcase_add_test(t, without_a_majority_a_command_is_refused_after_its_timeout);
     tcase_add_test(t, a_fence_waits_until_the_local_projection_has_what_the_leader_had);
