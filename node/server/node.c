@@ -238,6 +238,18 @@ static void look_for_mark(struct node *n)
 
 // ---- opening what is there ------------------------------------------------------------------------------------------
 
+static enum rc open_disk(struct node *n, struct buf *error)
+{
+    enum rc rc = disk_posix_open(n->config.data_dir, &n->disk);
+    if (rc != RC_OK) {
+        buf_printf(error,
+                   rc == RC_BUSY ? "the data directory %s is in use by another process"
+                                 : "cannot use the data directory %s: %s",
+                   n->config.data_dir, rc_text(rc));
+    }
+    return rc;
+}
+
 static enum rc prepare(struct node *n, struct buf *error)
 {
     enum rc rc = rejoin_prepare(n);
@@ -283,7 +295,7 @@ static enum rc with_room(struct node *n, enum rc (*step)(struct node *n, struct 
         if (rc != RC_NO_SPACE) {
             return rc;
         }
-        if (!store_make_last_room(n->disk)) {
+        if (n->disk == NULL || !store_make_last_room(n->disk)) {
             if (!is_told) {
                 log_critical("%.*s; waiting for room", (int)error->len, (const char *)error->ptr);
             }
@@ -300,14 +312,7 @@ enum rc node_create(struct node *n, struct buf *error)
 {
     map_init_u64(&n->recovered);
     n->workers_count = n->config.workers;
-    enum rc rc = disk_posix_open(n->config.data_dir, &n->disk);
-    if (rc != RC_OK) {
-        buf_printf(error,
-                   rc == RC_BUSY ? "the data directory %s is in use by another process"
-                                 : "cannot use the data directory %s: %s",
-                   n->config.data_dir, rc_text(rc));
-        return rc;
-    }
+    TRY(with_room(n, open_disk, error));
     uint64_t room = UINT64_MAX;
     if (measure_disk_free(n->config.data_dir, &room) == RC_OK && room < 2 * n->config.wal_file_bytes) {
         store_make_room(n->disk);  // A start writes: a new log file, the identity.

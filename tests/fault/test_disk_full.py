@@ -126,9 +126,9 @@ def restarted(c, queue):
     return wrong + drain_and_go_on(c, p, ["n1"], "n3", queue)
 
 
-def fill_up(n):
+def fill_up(d):
     """Not a block is left, nor comes back by what the file system frees late."""
-    fd = os.open(f"{root}/{n}/fill", os.O_CREAT | os.O_WRONLY)
+    fd = os.open(f"{d}/fill", os.O_CREAT | os.O_WRONLY)
     at, before = 0, -1
     while at != before:
         before = at
@@ -141,7 +141,7 @@ def fill_up(n):
             except OSError as e:
                 if e.errno != errno.ENOSPC: raise
     os.close(fd)
-    s = os.statvfs(f"{root}/{n}")
+    s = os.statvfs(d)
     return s.f_bavail * s.f_frsize
 
 
@@ -154,7 +154,7 @@ def filled_by_others(c, queue, used_up):
     c.do("kill", "n1")
     for pattern in used_up:
         for path in glob.glob(f"{root}/n1/{pattern}"): os.remove(path)
-    if left := fill_up("n1"): wrong.append(f"{left} bytes left")
+    if left := fill_up(f"{root}/n1"): wrong.append(f"{left} bytes left")
     c.do("start", "n1")
     if "identity.spare" in used_up:
         said = "waiting for room"
@@ -188,7 +188,7 @@ def alone(c):
     c.do("kill", "n1")
     for pattern in RESERVES:
         for path in glob.glob(f"{root}/n1/{pattern}"): os.remove(path)
-    if left := fill_up("n1"): wrong.append(f"{left} bytes left")
+    if left := fill_up(f"{root}/n1"): wrong.append(f"{left} bytes left")
     c.do("start", "n1")
     c.do("await", "n1", 20)
     if not until(lambda: alarms(c, "n1"), 5): wrong.append("no alarm")
@@ -261,6 +261,38 @@ def measured():
         shutil.rmtree(top_dir, ignore_errors=True)
 
 
+def blank():
+    """A node without a past, on a disk without a byte left."""
+    place = f"{build}/blank"
+    data, image, socket, conf, log = f"{place}/data", f"{build}/blank.img", f"{place}/s", f"{build}/blank.conf", f"{build}/blank.log"
+    shutil.rmtree(place, ignore_errors=True)
+    os.makedirs(place)
+    with open(conf, "w") as f: f.write(f"warren.data_dir = {data}\nwarren.control_socket = {socket}\nwarren.wal_file_bytes = 4MiB\n")
+    p, wrong = None, []
+
+    def begin():
+        with open(log, "w") as f: return subprocess.Popen([f"{build}/warren", "--config", conf, "--node", "n1@localhost"], stdout=f, stderr=f)
+
+    def is_up(): return subprocess.run([f"{build}/warrenctl", "--socket", socket, "-q", "await_startup", "--timeout", "1"], capture_output=True).returncode == 0
+    try:
+        for command in (["truncate", "-s", f"{SMALL_MB}M", image], ["mkfs.ext4", "-q", "-F", "-m", "0", image], ["mount", "-o", "loop", image, place]):
+            subprocess.run(command, check=True, capture_output=True)
+        if left := fill_up(place): wrong.append(f"{left} bytes left")
+        p = begin()
+        if not until(lambda: "waiting for room" in open(log).read(), 10): wrong.append("does not say that it waits for room")
+        p.terminate()
+        if p.wait(10) != 0: wrong.append(f"told to end it ended with {p.returncode}")
+        p = begin()
+        if not until(lambda: "waiting for room" in open(log).read(), 10): wrong.append("the second time it does not say so")
+        os.remove(f"{place}/fill")
+        if not until(is_up, 20, 0.2): wrong += open(log).read().splitlines()[-5:]
+        return wrong
+    finally:
+        if p: p.kill(); p.wait()
+        subprocess.run(["umount", place], capture_output=True)
+        for path in (image, conf, log): os.path.exists(path) and os.remove(path)
+
+
 def probe():
     d = os.path.join(build, "loop-probe")
     os.makedirs(d, exist_ok=True)
@@ -281,15 +313,17 @@ RESTART = "a node killed while its disk is full starts again on it"
 FILLED = "a node whose disk others filled to the last byte meanwhile starts on it, and goes on when there is room"
 USED_UP = "the same with nothing in reserve"
 WAITS = "without room even for its identity it waits for some, and starts"
+BLANK = "a new node on such a disk waits for room, ends when told to, and is up when there is some"
 ALONE = "a single node on a disk without a byte left: what it has is read and settled"
 OTHER = "AL-01: room taken by others blocks, and unblocks within 10 s"
 ALL = "all three disks are full: the same"
 MEASURED = "AL-10: free room is what is available, on 1 KiB blocks with a fifth kept for root, bind-mounted under another name"
 why = probe()
 if why:
-    for text in (MEASURED, ONE, RESTART, FILLED, USED_UP, WAITS, ALONE, OTHER, ALL): t.skip(text, f"no loop-mounted file systems here: {why}")
+    for text in (MEASURED, ONE, RESTART, FILLED, USED_UP, WAITS, BLANK, ALONE, OTHER, ALL): t.skip(text, f"no loop-mounted file systems here: {why}")
     t.end()
 t.run(MEASURED, measured)
+t.run(BLANK, blank)
 with Cluster(3, conf=CONF.format(limit="0")) as c:  # No limit: really full.
     with Small(c, ["n1"]):
         t.run(ONE, filled, c, ["n1"], "one", "n1", "n2")
