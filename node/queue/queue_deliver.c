@@ -3,9 +3,11 @@
 //
 // Each attached consumer has a cursor: the number of the last delivery sent. The pump sends what is unsettled above it,
 // as long as the window (bytes sent and not taken) and the lane allow; the same loop serves new deliveries, repeats after
-// an attach and those that waited. Bodies come from the log: in memory, or read ahead in one go on the cold thread, at
-// most QUEUE_COLD_BYTES per consumer and less the more consumers have some; deliveries of a consumer never overtake one
-// another.
+// an attach and those that waited. Bodies come from the log: in memory, or read ahead on the cold thread, in reads of at
+// most QUEUE_COLD_BYTES and less the more consumers have some. While few have, a consumer has two: the second is under way
+// while the first is sent, else the disk, the cold thread and this one would take turns. A consumer that is alone is read
+// what it will get next, too: else each read would wait until what came before is settled, and a window of one message
+// would be a read a message. Deliveries of a consumer never overtake one another.
 #include "node/base/log.h"
 #include "node/queue/queue_parts.h"
 #include "proto/record.h"
@@ -17,6 +19,7 @@ struct queue_cold {
     struct glog_read read;
     struct queue_server_consumer *owner;  // NULL: nobody waits any more.
     uint64_t indexes[QUEUE_COLD_INDEXES];
+    uint64_t last;       // Number that the last of them has, or will have if nothing comes between.
     struct block *block;                  // Holds the bytes if they are a large record.
     struct span bytes;                    // What was read.
     size_t at;                            // Next record in it.
@@ -37,18 +40,25 @@ static void cold_free(struct queue_cold *cold)
     free(cold);
 }
 
+// The first read is used up, or of no use: the second takes its place.
+static void cold_drop(struct queue_server_consumer *c)
+{
+    struct queue_cold *cold = c->cold;
+    c->cold = c->cold_next;
+    c->cold_next = NULL;
+    c->server->replica->service->cold_count--;
+    if (cold->is_done) {
+        cold_free(cold);
+    } else {
+        cold->owner = NULL;
+    }
+}
+
 void queue_deliver_forget(struct queue_server_consumer *c)
 {
-    if (!c->cold) {
-        return;
+    while (c->cold) {
+        cold_drop(c);
     }
-    c->server->replica->service->cold_count--;
-    if (c->cold->is_done) {
-        cold_free(c->cold);
-    } else {
-        c->cold->owner = NULL;
-    }
-    c->cold = NULL;
 }
 
 static void cold_done(struct glog_read *read)
@@ -81,29 +91,84 @@ static uint64_t cold_share(const struct queue_service *q)
     return share > QUEUE_COLD_BYTES ? QUEUE_COLD_BYTES : share < QUEUE_COLD_BYTES_MIN ? QUEUE_COLD_BYTES_MIN : share;
 }
 
-// Reads `first` and what follows it for this consumer while indexes ascend.
-static void cold_start(struct queue_server_consumer *c, const struct queue_unsettled *first)
+static bool plan_add(struct queue_cold *cold, const struct queue_fsm *f, queue_ref ref, uint64_t share, uint64_t *bytes)
+{
+    const uint64_t index = queue_ref_index(ref);
+    const uint32_t n = cold->read.indexes_count;
+    if (n == QUEUE_COLD_INDEXES || (n > 0 && (index <= cold->indexes[n - 1] || *bytes >= share))) {
+        return false;
+    }
+    cold->indexes[n] = index;
+    cold->read.indexes_count = n + 1;
+    *bytes += queue_fsm_size(f, ref);
+    return true;
+}
+
+// What the consumer is sent after the delivery `after`, while indexes ascend: what it has, then what it will get.
+static void plan(struct queue_cold *cold, const struct queue_server_consumer *c, uint64_t after, uint64_t share)
+{
+    const struct queue_fsm *f = c->server->replica->fsm;
+    uint64_t bytes = 0;
+    cold->last = after;
+    for (const struct queue_unsettled *u = queue_fsm_next(c->fsm, after); u; u = queue_fsm_next(c->fsm, u->number)) {
+        if (!plan_add(cold, f, u->ref, share, &bytes)) {
+            return;
+        }
+        cold->last = u->number;
+    }
+    if (c->fsm->is_cancelled || f->busy->consumers_count != 1 || f->returns.count > 0) {
+        return;
+    }
+    queue_ref refs[QUEUE_COLD_INDEXES];
+    const uint64_t newest = c->fsm->next_number - 1;
+    const uint64_t skip = after > newest ? after - newest : 0;
+    const uint32_t count = queue_ready_look(&f->ready, skip, refs, QUEUE_COLD_INDEXES);
+    cold->last = newest + skip;
+    for (uint32_t i = 0; i < count && plan_add(cold, f, refs[i], share, &bytes); i++) {
+        cold->last++;
+    }
+}
+
+static void cold_start(struct queue_server_consumer *c, struct queue_cold *cold, uint64_t share)
 {
     struct queue_replica *r = c->server->replica;
-    const uint64_t share = cold_share(r->service);
-    struct queue_cold *cold = mem_zalloc(sizeof(*cold));
-    uint32_t n = 0;
-    uint64_t bytes = 0;
-    for (const struct queue_unsettled *u = first; u && n < QUEUE_COLD_INDEXES; u = queue_fsm_next(c->fsm, u->number)) {
-        uint64_t index = queue_ref_index(u->ref);
-        if (n > 0 && (index <= cold->indexes[n - 1] || bytes >= share)) {
-            break;
-        }
-        cold->indexes[n++] = index;
-        bytes += queue_fsm_size(r->fsm, u->ref);
-    }
     cold->owner = c;
-    c->cold = cold;
     r->service->metrics.cold_reads++;
     r->service->cold_count++;
-    cold->read = (struct glog_read){
-        .group = r->group, .indexes = cold->indexes, .indexes_count = n, .bytes_max = 2 * share, .done = cold_done, .owner = cold};
+    cold->read.group = r->group;
+    cold->read.indexes = cold->indexes;
+    cold->read.bytes_max = 2 * share;
+    cold->read.done = cold_done;
+    cold->read.owner = cold;
     group_entry_read(r->handle, &cold->read);
+}
+
+// The first read, from the delivery after `after` on, which is not in memory.
+static void cold_start_first(struct queue_server_consumer *c, uint64_t after)
+{
+    const uint64_t share = cold_share(c->server->replica->service);
+    c->cold = mem_zalloc(sizeof(*c->cold));
+    plan(c->cold, c, after, share);
+    cold_start(c, c->cold, share);
+}
+
+// The second, of what follows the first, unless that is in memory.
+static void cold_start_next(struct queue_server_consumer *c)
+{
+    const struct queue_replica *r = c->server->replica;
+    const uint64_t share = cold_share(r->service);
+    if (!c->cold || c->cold_next || share < QUEUE_COLD_BYTES) {
+        return;
+    }
+    struct queue_cold *cold = mem_zalloc(sizeof(*cold));
+    struct entry e;
+    plan(cold, c, c->cold->last, share);
+    if (cold->read.indexes_count > 0 && group_entry(r->handle, cold->indexes[0], &e) == RC_COLD) {
+        c->cold_next = cold;
+        cold_start(c, cold, share);
+    } else {
+        free(cold);
+    }
 }
 
 // The payload of `index` out of what was read ahead. RC_MORE: it is not there, RC_PENDING: not read yet.
@@ -144,13 +209,13 @@ static enum rc fetch(struct queue_server_consumer *c, const struct queue_unsettl
     if (rc != RC_COLD) {
         return RC_NOT_FOUND;
     }
-    if (c->cold) {
+    while (c->cold) {
         bool was_asked = c->cold->at == 0 && c->cold->indexes[0] == index;
         rc = cold_get(c, index, payload);
         if (rc != RC_MORE) {
             return rc;
         }
-        queue_deliver_forget(c);
+        cold_drop(c);
         if (was_asked) {
             return RC_NOT_FOUND;
         }
@@ -158,7 +223,7 @@ static enum rc fetch(struct queue_server_consumer *c, const struct queue_unsettl
     if (queue_service_now(r->service) < c->retry_at) {
         return RC_PENDING;
     }
-    cold_start(c, u);
+    cold_start_first(c, u->number - 1);
     return RC_PENDING;
 }
 
@@ -282,6 +347,7 @@ void queue_deliver_pump(struct queue_server_consumer *c)
         close_item(v->lane, &item);
     }
     if (c->cold && c->cold->is_done && c->cold->at > 0 && c->cold->at == c->cold->bytes.len) {
-        queue_deliver_forget(c);  // A consumer whose queue is empty keeps nothing of it.
+        cold_drop(c);  // A consumer whose queue is empty keeps nothing of it.
     }
+    cold_start_next(c);
 }

@@ -176,7 +176,7 @@ struct queue_server_consumer {
     uint64_t cursor;         // Last number sent; UINT64_MAX: the client does not want this one.
     uint64_t sent, taken;    // Bytes, since attach or resume.
     uint64_t retry_at;       // Cold read failed: not before.
-    struct queue_cold *cold;
+    struct queue_cold *cold, *cold_next;  // The second only beside the first; it holds what comes after.
 };
 
 // One attached session at the leader.

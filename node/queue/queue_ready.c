@@ -98,14 +98,42 @@ queue_ref queue_ready_pop(struct queue_ready *r)
     return ref;
 }
 
+static const struct queue_bucket *highest(const struct queue_ready *r)
+{
+    uint32_t priority = 31u - (uint32_t)__builtin_clz(r->bitmap);
+    return priority == QUEUE_PRIORITY_ABSENT ? &r->normal : &r->others[priority];
+}
+
 queue_ref queue_ready_peek(const struct queue_ready *r)
 {
     if (r->bitmap == 0) {
         return 0;
     }
-    uint32_t priority = 31u - (uint32_t)__builtin_clz(r->bitmap);
-    const struct queue_bucket *b = priority == QUEUE_PRIORITY_ABSENT ? &r->normal : &r->others[priority];
+    const struct queue_bucket *b = highest(r);
     return b->head->items[b->head_at];
+}
+
+uint32_t queue_ready_look(const struct queue_ready *r, uint64_t skip, queue_ref *out, uint32_t n)
+{
+    uint32_t count = 0;
+    if (r->bitmap == 0) {
+        return 0;
+    }
+    const struct queue_bucket *b = highest(r);
+    uint32_t at = b->head_at;
+    for (const struct queue_chunk *c = b->head; c && count < n; c = c->next, at = 0) {
+        const uint32_t end = c == b->tail ? b->tail_at : c->cap;
+        if (skip >= end - at) {
+            skip -= end - at;
+            continue;
+        }
+        at += (uint32_t)skip;
+        skip = 0;
+        while (at < end && count < n) {
+            out[count++] = c->items[at++];
+        }
+    }
+    return count;
 }
 
 static void bucket_clear(struct queue_bucket *b)

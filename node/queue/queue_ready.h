@@ -50,6 +50,8 @@ void queue_ready_clear(struct queue_ready *r);  // Drops everything and frees th
 void queue_ready_push(struct queue_ready *r, uint32_t priority, queue_ref ref);
 queue_ref queue_ready_pop(struct queue_ready *r);  // Highest priority first; 0 if empty.
 queue_ref queue_ready_peek(const struct queue_ready *r);
+// What pop would give after `skip` others, at most n of them and only of the highest priority there is; how many.
+uint32_t queue_ready_look(const struct queue_ready *r, uint64_t skip, queue_ref *out, uint32_t n);
 
 // Filled places of one chunk, held.
 struct queue_run {

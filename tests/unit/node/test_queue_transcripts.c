@@ -443,6 +443,32 @@ START_TEST(a_remote_consumer_that_takes_nothing_gets_a_window_and_one_message)
 }
 END_TEST
 
+START_TEST(the_next_of_a_cold_backlog_is_read_while_the_last_read_is_sent)
+{
+    struct world *w = world_create(1, settings_plain());
+    w->cold_percent = 100;
+    struct answers a = {0}, b = {0};
+    struct queue_session *p = open_on(w, 1, &a), *s = open_on(w, 1, &b);
+    for (int i = 0; i < 1000; i++) {
+        publish(p, "m");
+        if (i % 50 == 0) {
+            rounds(w, 3);
+        }
+    }
+    rounds(w, 50);
+    ck_assert_uint_eq(a.settled, 1000);
+    consume(s, 1000);
+    rounds(w, 100);
+    ck_assert_uint_eq(b.delivered, 1000);
+    ck_assert_uint_eq(b.number, 1000);
+    ck_assert_uint_eq(w->reads_most, 2);
+    ck_assert_uint_eq(w->reads_count, 0);
+    queue_session_close(p);
+    queue_session_close(s);
+    world_destroy(w);
+}
+END_TEST
+
 START_TEST(settles_pass_a_full_group_and_a_full_session_says_so)
 {
     struct world *w = world_create(1, settings_plain());
@@ -536,6 +562,7 @@ int main(void)
     tcase_add_test(t, deleting_the_queue_ends_sessions_everywhere);
     tcase_add_loop_test(t, a_channel_that_closes_right_after_publishing_loses_nothing, 1, NODES + 1);
     tcase_add_loop_test(t, a_remote_consumer_that_takes_nothing_gets_a_window_and_one_message, 1, NODES + 1);
+    tcase_add_test(t, the_next_of_a_cold_backlog_is_read_while_the_last_read_is_sent);
     tcase_add_loop_test(t, settles_pass_a_full_group_and_a_full_session_says_so, 1, NODES + 1);
     tcase_add_test(t, counts_are_asked_of_the_leader_and_time_out_without_one);
     tcase_add_test(t, an_idle_service_wants_no_turn);
