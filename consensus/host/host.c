@@ -454,8 +454,8 @@ uint64_t host_turn(struct host *h)
     h->config.net->flush(h->config.net);
     garbage_free(h);
 
-    const uint64_t compact_due = store_worker_compact(h->store, h->now);
-    const uint64_t due = next_due(h, is_more, snapshots_due < compact_due ? snapshots_due : compact_due);
+    const uint64_t tidy_due = store_worker_tidy(h->store, h->now);
+    const uint64_t due = next_due(h, is_more, snapshots_due < tidy_due ? snapshots_due : tidy_due);
     h->is_now_known = false;
     return due;
 }
@@ -621,6 +621,7 @@ struct host *host_create(const struct host_config *config)
         .applied = hook_applied,
         .wal_retired = hook_wal_retired,
         .damaged = hook_damaged,
+        .removal = config->removal,
         .ctx = h,
     };
     h->store = store_worker_bind(config->store, config->worker, config->cold, &hooks);

@@ -20,6 +20,7 @@ struct host_config {
     struct store *store;
     struct net *net;
     struct exec *cold;
+    struct exec *removal;  // Where the store removes files; NULL: where cold jobs run.
     void (*wal_submit)(void *ctx, struct wal_submission *s);
     void *wal_submit_ctx;
     // Which worker of this node owns a group, and how to hand a frame (or the part of one that concerns that

@@ -406,7 +406,7 @@ static void copy_done(struct job *job)
         w->compacting.finished++;
         w->compacting.copied_bytes += c->file_bytes;
     } else if (c->rc == RC_NO_SPACE) {
-        c->is_out_of_space = true;  // store_worker_compact knows the time.
+        c->is_out_of_space = true;  // compact_turn knows the time.
         return;
     }
     plan_end(w, &c->plan);
@@ -450,7 +450,7 @@ static uint64_t next_slice(struct store_worker *w, const struct compaction *c)
     return c->slice_at + (uint64_t)((double)c->slice_bytes * 1e9 / (double)k->rate);
 }
 
-uint64_t store_worker_compact(struct store_worker *w, uint64_t now_ns)
+uint64_t compact_turn(struct store_worker *w, uint64_t now_ns)
 {
     struct compacting *k = &w->compacting;
     struct compaction *c = k->job;

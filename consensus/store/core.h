@@ -194,6 +194,15 @@ struct compacting {
     uint64_t latency_quiet, latency_busy;  // Of the WAL, averaged, without and with a slice being written.
 };
 
+// Removal of segments without users (remove.c). Owner thread: the worker's.
+struct removing {
+    struct removal *job;   // In progress, or NULL.
+    uint64_t piece_at;     // When the last piece began; 0: not known.
+    uint64_t idle_until;   // The next does not begin before,
+    uint64_t rest_until;   // nor before this while the log is written to. 0: not known yet.
+    uint64_t submitted;    // As of the beginning of the rest.
+};
+
 // Owner thread: the worker's, but for `cold` (jobs).
 struct store_worker {
     struct store *store;
@@ -224,6 +233,7 @@ struct store_worker {
     struct map snapshot_wanted;  // u64 -> struct glog.
     struct map receives;         // u64 -> struct receive: the snapshot that a group is receiving.
     struct compacting compacting;
+    struct removing removing;
     struct list leaving;  // struct leaving (leave.c): files whose content is elsewhere, on their way out.
     struct list doomed;   // struct segment without users: deleted once everything before is durable.
 };
@@ -293,6 +303,9 @@ bool reserve_for_wal(void *store, uint64_t bytes);  // A wal_config.more_room. T
 bool reserve_for_segment(void *store, uint64_t bytes);
 // leave.c
 void leave_begin(struct store_worker *w, uint64_t seq);  // What was in this WAL file of the worker is published.
+uint64_t compact_turn(struct store_worker *w, uint64_t now_ns);  // compact.c; both: when next, as store_worker_tidy.
+uint64_t removal_turn(struct store_worker *w, uint64_t now_ns);  // remove.c.
+void removal_pump(struct store_worker *w);               // Behind every flush.
 void leave_pump(struct store_worker *w);                 // From harvest_pump.
 void checkpoint_again(struct store_worker *w);           // Writes the one for which there was no room.
 // harvest.c

@@ -45,6 +45,7 @@ struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct 
     assert(w->exec == NULL);
     w->exec = cold;
     w->hooks = *hooks;
+    w->hooks.removal = hooks->removal != NULL ? hooks->removal : cold;
     // Left from before the start: the last few may wait until a new file is closed (their groups may be able
     // to take snapshots by then); a node that is restarted over and over must not gather them.
     for (uint32_t i = 0; i + RECOVERED_FILES_KEPT < s->recovered_count; i++) {
@@ -127,72 +128,6 @@ void segment_release(struct store_worker *w, struct segment *s)
     // What made it useless may be in the arena or about to be laid down in this turn.
     s->doomed_after = w->submitted + 1;
     list_add_tail(&w->doomed, &s->link);
-}
-
-struct deletion {
-    struct plan plan;
-    struct job job;
-    struct store_worker *worker;
-    struct list segments;
-};
-
-static void deletion_free(struct store_worker *w, struct plan *p)
-{
-    (void)w;
-    struct deletion *d = container_of(p, struct deletion, plan);
-    while (!list_is_empty(&d->segments)) {
-        free(list_entry(list_pop(&d->segments), struct segment, link));
-    }
-    free(d);
-}
-
-static void deletion_run(struct job *job)
-{
-    struct deletion *d = container_of(job, struct deletion, job);
-    struct disk *disk = d->worker->store->config.disk;
-    list_each(item, &d->segments)
-    {
-        char path[SEGMENT_PATH_MAX];
-        segment_path(list_entry(item, struct segment, link)->seq, true, path);
-        if (list_entry(item, struct segment, link)->bytes == 0) {
-            continue;  // Nothing was written.
-        }
-        // A file that stays is found without users at the next start and goes then.
-        if (disk->unlink(disk, path) != RC_OK) {
-            log_warning("store: cannot remove %s", path);
-        }
-    }
-}
-
-static void deletion_done(struct job *job)
-{
-    struct deletion *d = container_of(job, struct deletion, job);
-    plan_end(d->worker, &d->plan);
-}
-
-static void delete_doomed(struct store_worker *w)
-{
-    bool all_durable = w->completed == w->submitted && !arena_has_pending(&w->arena);
-    struct deletion *d = NULL;
-    list_each(item, &w->doomed)
-    {
-        struct segment *s = list_entry(item, struct segment, link);
-        if (!all_durable && s->doomed_after > w->completed) {
-            break;
-        }
-        if (d == NULL) {
-            d = mem_zalloc(sizeof(*d));
-            d->worker = w;
-            list_init(&d->segments);
-            d->job = (struct job){.run = deletion_run, .done = deletion_done};
-        }
-        list_remove(&s->link);
-        list_add_tail(&d->segments, &s->link);
-    }
-    if (d != NULL) {
-        plan_begin(w, &d->plan, deletion_free);
-        exec_submit(w->exec, &d->job);
-    }
 }
 
 // ---- turns --------------------------------------------------------------------------------------
@@ -336,6 +271,13 @@ bool store_worker_keeps(void *ctx, const uint8_t *record)
            r.index > w->hooks.applied(w->hooks.ctx, r.group);
 }
 
+uint64_t store_worker_tidy(struct store_worker *w, uint64_t now_ns)
+{
+    const uint64_t compact = compact_turn(w, now_ns);
+    const uint64_t removal = removal_turn(w, now_ns);
+    return compact < removal ? compact : removal;
+}
+
 static bool has_any(const struct list *l)
 {
     return l != NULL && !list_is_empty(l);
@@ -352,9 +294,7 @@ void store_worker_flush(struct store_worker *w, struct list *notes, struct list 
     arena_turn(&w->arena, store_worker_keeps, w);
     if (!w->has_failed) {
         harvest_pump(w);
-        if (!list_is_empty(&w->doomed)) {
-            delete_doomed(w);
-        }
+        removal_pump(w);
     }
 }
 

@@ -33,6 +33,7 @@ struct store_config {
     uint64_t random;
     uint8_t cluster_id[16];    // For the WAL (wal_config); zeros until known.
     bool must_exist;           // There has been a store here before: see wal_config.
+    uint64_t removal_piece;    // For tests and the simulator: what is cut of a file at once; 0: the default.
     uint32_t harvest_groups;   // For tests and the simulator: groups of one harvest; 0: the default.
     uint64_t segment_reach;    // For tests and the simulator: SEGMENT_REACH, made small; 0: as it is.
     uint64_t compact_bytes_per_s;  // What merging segments may write, per worker; 0: the default.
@@ -97,6 +98,9 @@ struct store_hooks {
     void (*damaged)(void *ctx, uint64_t group, enum rc rc);
     // Everything of WAL file `seq` that counts lives in sealed segments now. Called once by the last worker.
     void (*wal_retired)(void *ctx, uint64_t seq);
+    // Segments nobody refers to any more are removed there: to remove a large file can take a disk a tenth of a second, for
+    // which reads need not wait. NULL: on the cold executor.
+    struct exec *removal;
     void *ctx;
 };
 struct store_worker *store_worker_bind(struct store *s, uint32_t worker, struct exec *cold,
@@ -119,9 +123,9 @@ enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *s, 
 // A WAL file was closed: starts retirement of this worker's share of it (jobs on the cold executor).
 void store_worker_file_closed(struct store_worker *w, uint64_t file_seq);
 // Merges half-dead and small segments: in slices, each synced, within a budget of bytes per second that
-// shrinks while the WAL's syncs suffer. Call once a turn behind store_worker_flush. Returns when it wants to
-// be called again; UINT64_MAX: only when something else happens.
-uint64_t store_worker_compact(struct store_worker *w, uint64_t now_ns);
+// shrinks while the WAL's syncs suffer; and removes files in pieces, with rests while the WAL is busy. Call once a turn
+// behind store_worker_flush. Returns when it wants to be called again; UINT64_MAX: only when something else happens.
+uint64_t store_worker_tidy(struct store_worker *w, uint64_t now_ns);
 // There may be room again on a disk that was full: tries what waits for it. Call now and then while the disk
 // is short of room.
 void store_worker_room(struct store_worker *w);

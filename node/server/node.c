@@ -202,6 +202,8 @@ static enum rc start_threads(struct node *n)
     TRY(wal_thread_start(&wal, store_wal(n->store), &n->wal));
     struct executor_config cold = {.name = "cold", .submitters = n->workers_count, .give_back = give_back, .ctx = n};
     TRY(executor_start(&cold, &n->cold));
+    struct executor_config removal = {.name = "removal", .submitters = n->workers_count, .give_back = give_back, .ctx = n};
+    TRY(executor_start(&removal, &n->removal));
     struct executor_config meta = {.name = "meta", .submitters = n->workers_count, .give_back = give_back, .ctx = n};
     return executor_start(&meta, &n->meta);
 }
@@ -391,6 +393,7 @@ void node_stop(struct node *n)
     ctl_stop(n->ctl);
     wal_thread_stop(n->wal);
     executor_stop(n->cold);
+    executor_stop(n->removal);
     metastore_stop_waiting();
     executor_stop(n->meta);
     log_notice("node %s has stopped", n->config.node_name);

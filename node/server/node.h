@@ -80,7 +80,7 @@ struct node {
     struct identity identity;       // Worker 0's once started.
     struct store *store;
     struct wal_thread *wal;
-    struct executor *cold, *meta;
+    struct executor *cold, *removal, *meta;
     struct metastore *metastore;
     struct peer_net *peers;         // Worker 0.
     struct net_share *share;        // All workers' way to `peers`.

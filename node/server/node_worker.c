@@ -150,6 +150,7 @@ void node_worker_attach(struct node_worker *w)
         .worker_of = host_worker_of,
         .pass_on = pass_on,
         .cold = executor_port(n->cold, w->number),
+        .removal = executor_port(n->removal, w->number),
         .wal_submit = submit_to_wal,
         .wal_submit_ctx = w,
         .wal_retired = retire_wal_file,

@@ -152,7 +152,7 @@ static void on_group(void *ctx, const struct store_group *g)
 static void turn(uint64_t for_ns)
 {
     store_worker_flush(worker, NULL, NULL);
-    (void)store_worker_compact(worker, now());
+    (void)store_worker_tidy(worker, now());
     while (wal_compose(store_wal(store))) {
         const enum rc rc = wal_write(store_wal(store));
         must(rc, "log");

@@ -137,7 +137,7 @@ struct sim_node {
     uint64_t incarnation;
     struct sim_disk *disk;
     struct rng rng;
-    struct sim_exec cold;
+    struct sim_exec cold, removal;
     struct sim_net net;
     struct store *store;
     struct host *host;
@@ -232,6 +232,7 @@ struct sim {
     uint32_t wal_slice_bytes;
     uint64_t segment_reach;
     uint32_t harvest_groups;
+    uint64_t removal_piece;
 };
 
 // One run. Returns true if nothing was violated; the counters are added to `total`.

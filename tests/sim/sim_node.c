@@ -179,45 +179,53 @@ static void wal_retired_hook(void *ctx, uint64_t seq)
 
 // ---- cold jobs --------------------------------------------------------------------------------------------
 
-static void cold_next(struct sim_node *n);
+static void exec_next(struct sim_exec *x);
 
-static void cold_done(struct sim *s, void *arg, uint64_t number)
+static void job_done(struct sim *s, void *arg, uint64_t number)
 {
     struct sim_node *n = arg;
     struct job *job = (struct job *)(uintptr_t)number;
+    struct sim_exec *x = job->submitter;
     (void)s;
-    n->cold.is_busy = false;
-    cold_next(n);
+    x->is_busy = false;
+    exec_next(x);
     job->done(job);
     sim_node_wake(n, 0);
 }
 
-static void cold_run(struct sim *s, void *arg, uint64_t number)
+static void job_run(struct sim *s, void *arg, uint64_t number)
 {
     struct sim_node *n = arg;
     struct job *job = (struct job *)(uintptr_t)number;
     job->run(job);
     if (!sim_disk_is_dead(n->disk)) {
-        sim_node_at(n, sim_range(s, SIM_US, 20 * SIM_US), cold_done, n, number, NULL);
+        sim_node_at(n, sim_range(s, SIM_US, 20 * SIM_US), job_done, n, number, NULL);
     }
 }
 
-static void cold_next(struct sim_node *n)
+static void exec_next(struct sim_exec *x)
 {
-    struct sim *s = n->sim;
-    struct list *l = n->cold.is_busy ? NULL : list_pop(&n->cold.jobs);
+    struct sim *s = x->node->sim;
+    struct list *l = x->is_busy ? NULL : list_pop(&x->jobs);
     if (l) {
-        n->cold.is_busy = true;
-        sim_node_at(n, sim_range(s, s->faults.cold_delay_min, s->faults.cold_delay_spread), cold_run, n,
+        x->is_busy = true;
+        sim_node_at(x->node, sim_range(s, s->faults.cold_delay_min, s->faults.cold_delay_spread), job_run, x->node,
                     (uint64_t)(uintptr_t)list_entry(l, struct job, link), NULL);
     }
 }
 
-static void cold_submit(struct exec *e, struct job *j)
+static void on_submit(struct exec *e, struct job *j)
 {
     struct sim_exec *x = container_of(e, struct sim_exec, base);
+    j->submitter = x;
     list_add_tail(&x->jobs, &j->link);
-    cold_next(x->node);
+    exec_next(x);
+}
+
+static void exec_start(struct sim_exec *x, struct sim_node *n)
+{
+    *x = (struct sim_exec){.base.submit = on_submit, .node = n};
+    list_init(&x->jobs);
 }
 
 // ---- a node's life ----------------------------------------------------------------------------------------
@@ -268,6 +276,7 @@ static bool node_open(struct sim_node *n, struct found *found)
         .wal_slice_bytes = s->wal_slice_bytes,
         .segment_reach = s->segment_reach,
         .harvest_groups = s->harvest_groups,
+        .removal_piece = s->removal_piece,
         .random = rng_next(&n->rng),
         .on_wal_file_closed = on_wal_file_closed,
         .on_wal_done = on_wal_done,
@@ -434,9 +443,10 @@ void sim_node_start(struct sim_node *n)
     n->incarnation++;
     n->turn_due = UINT64_MAX;
     n->wal_tries = 0;
-    n->is_wal_busy = n->cold.is_busy = n->is_paused = false;
+    n->is_wal_busy = n->is_paused = false;
+    exec_start(&n->cold, n);
+    exec_start(&n->removal, n);
     list_init(&n->wal_done);
-    list_init(&n->cold.jobs);
     memset(n->commit_seen, 0, sizeof(n->commit_seen));
     memset(n->term_seen, 0, sizeof(n->term_seen));
     memset(n->is_leader_seen, 0, sizeof(n->is_leader_seen));
@@ -450,8 +460,6 @@ void sim_node_start(struct sim_node *n)
     show_files(n);
     if (node_open(n, found)) {
         sim_net_bind(n);
-        n->cold.node = n;
-        n->cold.base.submit = cold_submit;
         const struct host_config config = {
             .node_id = n->id,
             .clock = &s->clock,
@@ -459,6 +467,7 @@ void sim_node_start(struct sim_node *n)
             .store = n->store,
             .net = &n->net.base,
             .cold = &n->cold.base,
+            .removal = &n->removal.base,
             .wal_submit = wal_submit_hook,
             .wal_submit_ctx = n,
             .wal_retired = wal_retired_hook,

@@ -237,6 +237,7 @@ void sim_init(struct sim *s, uint64_t seed, const struct sim_app *app)
     s->wal_slice_bytes = sim_chance(s, 3) ? 0 : 8192u << rng_below(&s->rng, 5);
     // By the seed alone: the draws of older seeds stay what they are.
     s->harvest_groups = (uint32_t)(seed % 4);
+    s->removal_piece = seed % 3 == 0 ? 0 : 1000 << seed % 5;
     s->segment_reach = seed % 3 == 0 ? 0 : 4096u << (seed / 3 % 6);
     sim_faults_draw(s);
     draw_groups(s);

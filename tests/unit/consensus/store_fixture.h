@@ -247,6 +247,7 @@ static bool is_dead(const struct fixture *f)
 
 static uint64_t fixture_reach;  // Of stores opened from now on.
 static uint32_t fixture_harvest_groups;
+static uint64_t fixture_removal_piece;
 
 static void fixture_open(struct fixture *f)
 {
@@ -264,6 +265,7 @@ static void fixture_open(struct fixture *f)
         .segment_reach = fixture_reach,
         .last_bytes = f->config.last_bytes,
         .harvest_groups = fixture_harvest_groups,
+        .removal_piece = fixture_removal_piece,
         .random = ++f->random,
         .on_wal_file_closed = on_closed,
         .on_wal_done = on_done,
@@ -424,7 +426,7 @@ static bool compact_step(struct fixture *f)
 {
     bool moved = false;
     for (uint32_t i = 0; i < f->workers_count; i++) {
-        uint64_t due = store_worker_compact(f->workers[i], f->now);
+        uint64_t due = store_worker_tidy(f->workers[i], f->now);
         if (due != UINT64_MAX) {
             f->now = due > f->now ? due : f->now + 1;
             moved = true;

@@ -100,7 +100,7 @@ END_TEST
 START_TEST(a_segment_that_still_dies_is_left_alone_for_a_second)
 {
     (void)half_dead_segment(&fx, 3);
-    const uint64_t due = store_worker_compact(fx.workers[0], fx.now);
+    const uint64_t due = store_worker_tidy(fx.workers[0], fx.now);
     ck_assert_uint_gt(due, fx.now);
     ck_assert_uint_le(due, fx.now + 1000000000);  // It asks to be called again.
     ck_assert_ptr_null(fx.workers[0]->compacting.job);
@@ -111,10 +111,10 @@ START_TEST(a_segment_that_still_dies_is_left_alone_for_a_second)
     glog_snapshot_request(log_of(&fx, 1));
     settle(&fx);
     fx.now += 100000000;
-    (void)store_worker_compact(fx.workers[0], fx.now);
+    (void)store_worker_tidy(fx.workers[0], fx.now);
     ck_assert_ptr_null(fx.workers[0]->compacting.job);  // It has changed.
     fx.now += 1000000000;
-    (void)store_worker_compact(fx.workers[0], fx.now);
+    (void)store_worker_tidy(fx.workers[0], fx.now);
     ck_assert_ptr_nonnull(fx.workers[0]->compacting.job);
     compact(&fx);
     check_all(&fx);
@@ -128,7 +128,7 @@ START_TEST(nothing_is_copied_for_ever_and_an_idle_store_asks_for_no_timer)
     const uint64_t finished = fx.workers[0]->compacting.finished;
     for (int i = 0; i < 10; i++) {
         fx.now += 5000000000;
-        ck_assert_uint_eq(store_worker_compact(fx.workers[0], fx.now), UINT64_MAX);
+        ck_assert_uint_eq(store_worker_tidy(fx.workers[0], fx.now), UINT64_MAX);
     }
     // Also when many tiny runs make the tables larger than the records.
     for (uint64_t g = 1; g <= 7; g++) {
@@ -138,7 +138,7 @@ START_TEST(nothing_is_copied_for_ever_and_an_idle_store_asks_for_no_timer)
     roll_file(&fx);
     compact(&fx);
     fx.now += 5000000000;
-    ck_assert_uint_eq(store_worker_compact(fx.workers[0], fx.now), UINT64_MAX);
+    ck_assert_uint_eq(store_worker_tidy(fx.workers[0], fx.now), UINT64_MAX);
     ck_assert_uint_le(fx.workers[0]->compacting.finished, finished + 1);
     check_all(&fx);
 }
@@ -385,7 +385,7 @@ START_TEST(a_full_disk_puts_a_compaction_off)
     uint64_t due = 0;
     for (int i = 0; i < 20; i++) {
         flush(&fx);
-        due = store_worker_compact(fx.workers[0], fx.now);
+        due = store_worker_tidy(fx.workers[0], fx.now);
         fx.now += 500000000;
         while (step_job(&fx, 0)) {
         }
@@ -442,7 +442,7 @@ static uint64_t paced(uint64_t bytes_per_s, uint64_t latency_ns)
     for (int i = 0; i < 10000 && f.workers[0]->compacting.finished == 0; i++) {
         append(&f, 2, 1, 10);  // There is always something on its way to the WAL.
         flush(&f);
-        uint64_t due = store_worker_compact(f.workers[0], f.now);
+        uint64_t due = store_worker_tidy(f.workers[0], f.now);
         const struct compaction *c = f.workers[0]->compacting.job;
         start = start == 0 && c != NULL ? f.now : start;
         const bool is_writing = !list_is_empty(&f.execs[0].waiting);
@@ -450,7 +450,7 @@ static uint64_t paced(uint64_t bytes_per_s, uint64_t latency_ns)
         while (pump_wal(&f)) {
         }
         tell_done(&f);
-        (void)store_worker_compact(f.workers[0], f.now);
+        (void)store_worker_tidy(f.workers[0], f.now);
         while (step_job(&f, 0)) {
         }
         f.now = due != UINT64_MAX && due > f.now ? due : f.now;
@@ -524,7 +524,7 @@ START_TEST(a_damaged_entry_that_is_copied_costs_its_group_its_memory_and_the_oth
     check_group(&fx, 2);
     const uint64_t finished = fx.workers[0]->compacting.finished;
     fx.now += 5000000000;
-    ck_assert_uint_eq(store_worker_compact(fx.workers[0], fx.now), UINT64_MAX);  // It is not tried again.
+    ck_assert_uint_eq(store_worker_tidy(fx.workers[0], fx.now), UINT64_MAX);  // It is not tried again.
     ck_assert_uint_eq(fx.workers[0]->compacting.finished, finished);
     check_lost(&fx, 1);
 }

@@ -91,7 +91,7 @@ static void step_world(void)
     switch (rng_below(&rng, 9)) {
     case 8:
         fx.now += rng_below(&rng, 1500) * 1000000;
-        (void)store_worker_compact(fx.workers[worker], fx.now);
+        (void)store_worker_tidy(fx.workers[worker], fx.now);
         break;
     case 0:
         tell_done(&fx);
@@ -141,6 +141,7 @@ static void run_seed(uint64_t seed)
 {
     rng_seed(&rng, seed);
     fixture_harvest_groups = (uint32_t)(seed % 3);
+    fixture_removal_piece = seed % 2 == 0 ? 0 : 4000;
     fixture_reach = seed % 2 == 0 ? 0 : 4096u << (seed / 2 % 4);
     fixture_init(&fx, 1 + (uint32_t)rng_below(&rng, WORKERS_MAX), (64 + rng_below(&rng, 512)) << 10,
                  (32 + rng_below(&rng, 64)) << 10);
