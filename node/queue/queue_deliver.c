@@ -91,42 +91,55 @@ static uint64_t cold_share(const struct queue_service *q)
     return share > QUEUE_COLD_BYTES ? QUEUE_COLD_BYTES : share < QUEUE_COLD_BYTES_MIN ? QUEUE_COLD_BYTES_MIN : share;
 }
 
-static bool plan_add(struct queue_cold *cold, const struct queue_fsm *f, queue_ref ref, uint64_t share, uint64_t *bytes)
+struct plan {
+    struct queue_cold *cold;
+    const struct queue_fsm *fsm;
+    uint64_t share, bytes;
+    bool is_ahead;  // Nobody waits for it: nothing that is larger than the share.
+};
+
+static bool plan_add(struct plan *p, queue_ref ref)
 {
+    struct queue_cold *cold = p->cold;
     const uint64_t index = queue_ref_index(ref);
+    const uint64_t size = queue_fsm_size(p->fsm, ref);
     const uint32_t n = cold->read.indexes_count;
-    if (n == QUEUE_COLD_INDEXES || (n > 0 && (index <= cold->indexes[n - 1] || *bytes >= share))) {
+    if (n == QUEUE_COLD_INDEXES || (n > 0 && (index <= cold->indexes[n - 1] || p->bytes >= p->share)) ||
+        (p->is_ahead && p->bytes + size > p->share)) {
         return false;
     }
     cold->indexes[n] = index;
     cold->read.indexes_count = n + 1;
-    *bytes += queue_fsm_size(f, ref);
+    p->bytes += size;
     return true;
 }
 
 // What the consumer is sent after the delivery `after`, while indexes ascend: what it has, then what it will get.
-static void plan(struct queue_cold *cold, const struct queue_server_consumer *c, uint64_t after, uint64_t share)
+static struct queue_cold *plan(const struct queue_server_consumer *c, uint64_t after, uint64_t share, bool is_ahead)
 {
     const struct queue_fsm *f = c->server->replica->fsm;
-    uint64_t bytes = 0;
+    struct queue_cold *cold = mem_zalloc(sizeof(*cold));
+    struct plan p = {.cold = cold, .fsm = f, .share = share, .is_ahead = is_ahead};
     cold->last = after;
     for (const struct queue_unsettled *u = queue_fsm_next(c->fsm, after); u; u = queue_fsm_next(c->fsm, u->number)) {
-        if (!plan_add(cold, f, u->ref, share, &bytes)) {
-            return;
+        if (!plan_add(&p, u->ref)) {
+            return cold;
         }
         cold->last = u->number;
     }
     if (c->fsm->is_cancelled || f->busy->consumers_count != 1 || f->returns.count > 0) {
-        return;
+        return cold;
     }
     queue_ref refs[QUEUE_COLD_INDEXES];
     const uint64_t newest = c->fsm->next_number - 1;
     const uint64_t skip = after > newest ? after - newest : 0;
     const uint32_t count = queue_ready_look(&f->ready, skip, refs, QUEUE_COLD_INDEXES);
     cold->last = newest + skip;
-    for (uint32_t i = 0; i < count && plan_add(cold, f, refs[i], share, &bytes); i++) {
+    p.is_ahead = true;
+    for (uint32_t i = 0; i < count && plan_add(&p, refs[i]); i++) {
         cold->last++;
     }
+    return cold;
 }
 
 static void cold_start(struct queue_server_consumer *c, struct queue_cold *cold, uint64_t share)
@@ -147,8 +160,7 @@ static void cold_start(struct queue_server_consumer *c, struct queue_cold *cold,
 static void cold_start_first(struct queue_server_consumer *c, uint64_t after)
 {
     const uint64_t share = cold_share(c->server->replica->service);
-    c->cold = mem_zalloc(sizeof(*c->cold));
-    plan(c->cold, c, after, share);
+    c->cold = plan(c, after, share, false);
     cold_start(c, c->cold, share);
 }
 
@@ -160,9 +172,8 @@ static void cold_start_next(struct queue_server_consumer *c)
     if (!c->cold || c->cold_next || share < QUEUE_COLD_BYTES) {
         return;
     }
-    struct queue_cold *cold = mem_zalloc(sizeof(*cold));
+    struct queue_cold *cold = plan(c, c->cold->last, share, true);
     struct entry e;
-    plan(cold, c, c->cold->last, share);
     if (cold->read.indexes_count > 0 && group_entry(r->handle, cold->indexes[0], &e) == RC_COLD) {
         c->cold_next = cold;
         cold_start(c, cold, share);

@@ -68,7 +68,8 @@ struct world {
     bool is_down[NODES + 1];
     bool is_mute[NODES + 1];   // Does not say which parts it took (FRAME_SESSION_TAKEN).
     struct world_read reads[64];
-    uint32_t reads_count, reads_most;
+    uint32_t reads_count, reads_most;  // At once.
+    uint64_t read_indexes;             // By all.
     uint32_t slow_percent;     // Rounds in which nothing is committed.
     uint32_t cold_percent;     // Share of group_entry calls answered RC_COLD.
     uint32_t full_rounds, lane_full_rounds;
@@ -242,6 +243,7 @@ void group_entry_read(struct group *g, struct glog_read *r)
         ck_assert_uint_gt(r->indexes[i], r->indexes[i - 1]);
     }
     g->w->reads[g->w->reads_count++] = (struct world_read){.read = r, .g = g};
+    g->w->read_indexes += r->indexes_count;
     g->w->reads_most = g->w->reads_count > g->w->reads_most ? g->w->reads_count : g->w->reads_most;
 }
 

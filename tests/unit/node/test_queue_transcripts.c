@@ -469,6 +469,35 @@ START_TEST(the_next_of_a_cold_backlog_is_read_while_the_last_read_is_sent)
 }
 END_TEST
 
+START_TEST(large_messages_of_a_cold_backlog_are_read_one_at_a_time_when_it_is_their_turn)
+{
+    struct world *w = world_create(1, settings_plain());
+    struct answers a = {0}, b = {0};
+    struct queue_session *p = open_on(w, 1, &a), *s = open_on(w, 1, &b);
+    char *body = mem_zalloc((300 << 10) + 1);
+    memset(body, 'x', 300 << 10);
+    for (int i = 0; i < 6; i++) {
+        publish(p, i < 3 ? body : "m");
+        rounds(w, 10);
+    }
+    w->cold_percent = 100;
+    consume(s, 2);
+    rounds(w, 20);
+    ck_assert_uint_eq(b.delivered, 2);
+    ck_assert_uint_eq(w->reads_most, 1);
+    ck_assert_uint_eq(w->read_indexes, 2);  // Not the third, which is not its turn.
+    queue_session_settle(s, 1, 1, 2, QUEUE_ACK);
+    rounds(w, 20);
+    ck_assert_uint_eq(b.delivered, 4);
+    ck_assert_uint_eq(w->reads_most, 2);  // The small ones behind the third, while that is sent.
+    ck_assert_uint_eq(w->read_indexes, 6);
+    free(body);
+    queue_session_close(p);
+    queue_session_close(s);
+    world_destroy(w);
+}
+END_TEST
+
 START_TEST(settles_pass_a_full_group_and_a_full_session_says_so)
 {
     struct world *w = world_create(1, settings_plain());
@@ -563,6 +592,7 @@ int main(void)
     tcase_add_loop_test(t, a_channel_that_closes_right_after_publishing_loses_nothing, 1, NODES + 1);
     tcase_add_loop_test(t, a_remote_consumer_that_takes_nothing_gets_a_window_and_one_message, 1, NODES + 1);
     tcase_add_test(t, the_next_of_a_cold_backlog_is_read_while_the_last_read_is_sent);
+    tcase_add_test(t, large_messages_of_a_cold_backlog_are_read_one_at_a_time_when_it_is_their_turn);
     tcase_add_loop_test(t, settles_pass_a_full_group_and_a_full_session_says_so, 1, NODES + 1);
     tcase_add_test(t, counts_are_asked_of_the_leader_and_time_out_without_one);
     tcase_add_test(t, an_idle_service_wants_no_turn);
