@@ -5,7 +5,8 @@
 // waits, and a backlog that is drained at full speed gives up several such files a second. Idea: an executor of its own;
 // a large file is cut shorter piece by piece, and while the log is written to, a rest follows each piece that is many
 // times as long as the piece took. Once nothing has been written to the log for as long as a piece takes, the next goes at
-// once. What waits is bounded: above BACKLOG_BYTES, or when the disk is short of room, the rests are short.
+// once. What waits is bounded: above BACKLOG_BYTES, or when the disk is short of room, the rests are short, and above twice
+// as much there are none.
 //
 // A file that is cut must not look like a damaged segment to the next start: it gets its temporary name back first, and
 // that is made durable. What is left of it then goes at the start, like any temporary file.
@@ -204,9 +205,10 @@ uint64_t removal_turn(struct store_worker *w, uint64_t now_ns)
     }
     if (k->rest_until == 0) {
         const uint64_t took = k->piece_at != 0 ? now_ns - k->piece_at : 0;
-        const bool is_pressing = backlog(w, r) > BACKLOG_BYTES || store_is_short(w->store);
-        k->idle_until = now_ns + took;
-        k->rest_until = now_ns + took * (is_pressing ? 1 : REST);
+        const uint64_t behind = backlog(w, r) / BACKLOG_BYTES;
+        const bool is_pressing = behind > 0 || store_is_short(w->store);
+        k->idle_until = now_ns + (behind > 1 ? 0 : took);
+        k->rest_until = now_ns + (behind > 1 ? 0 : is_pressing ? took : took * REST);
         k->submitted = w->submitted;
     }
     if (now_ns < k->idle_until) {
