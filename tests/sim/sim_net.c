@@ -176,8 +176,8 @@ static enum rc net_send(struct net *base, uint32_t node, enum net_lane lane, enu
     p->epoch = x->epoch;
     p->from_incarnation = from->incarnation;
     p->to_incarnation = l->incarnation_seen;
-    if (l->is_cut) {
-        packet_free(p);  // Held by the kernel until the link breaks.
+    if (l->is_cut || x->is_broken) {
+        packet_free(p);  // Held by the kernel until the link breaks; also after the cut, behind what was lost in it.
         x->queued += raw_len;
         return RC_OK;
     }
