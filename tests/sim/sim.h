@@ -221,6 +221,7 @@ struct sim {
     uint32_t groups_count;
     struct sim_group groups[SIM_GROUPS_MAX];
     bool is_calm;          // Last phase: no faults, no load.
+    uint64_t lost_at;   // When a replica lost its memory last.
     bool may_restart;      // Who crashes comes back after a while.
     bool may_sleep;        // Lists, too, may be restored late (queues always may).
     bool is_violated;

@@ -73,6 +73,7 @@ static void shadow_lost(struct sim_node *n, uint32_t slot)
     if (!x->is_lost) {
         x->is_lost = true;
         n->sim->counters.amnesiacs++;
+        n->sim->lost_at = n->sim->now;
         sim_log(n->sim, "node %u: group %llu: replica %llu has lost its memory", n->id,
                 (unsigned long long)n->sim->groups[slot].id, (unsigned long long)x->replica);
     }

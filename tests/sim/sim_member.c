@@ -183,6 +183,7 @@ static void tick(struct sim *s, void *arg, uint64_t number)
     const bool may_churn = !s->is_calm && s->faults.member_change_every > 0;
     for (uint32_t i = 0; i < s->groups_count && s->is_calm; i++) {
         step(s, i, false);
+        clean_up(s, i);
     }
     if (!s->is_calm) {
         const uint32_t slot = (uint32_t)rng_below(&s->rng, s->groups_count);

@@ -345,8 +345,9 @@ static bool all_are_awake(struct sim *s)
     return is_all;
 }
 
-// All faults end; whoever is down comes back. Every group must have a leader that commits within LED_MAX, and
-// everything come to rest (members replaced and level, every request answered, queues drained) within REST_MAX.
+// All faults end; whoever is down comes back. Every group must have a leader that commits within LED_MAX (after a bit that
+// turned before was found, if that comes later), and everything come to rest (members replaced and level, every request
+// answered, queues drained) within REST_MAX.
 static void calm_down(struct sim *s)
 {
     s->is_calm = true;
@@ -374,7 +375,7 @@ static void calm_down(struct sim *s)
             is_led = true;
             s->counters.led_ns = s->now - start;
         }
-        if (!is_led && s->now >= start + LED_MAX) {
+        if (!is_led && s->now >= (s->lost_at > start ? s->lost_at : start) + LED_MAX) {
             show_groups(s);
             sim_violation(s, "%llu s after the last fault a group is not led", LED_MAX / SIM_S);
             return;
