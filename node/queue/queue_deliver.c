@@ -5,9 +5,10 @@
 // as long as the window (bytes sent and not taken) and the lane allow; the same loop serves new deliveries, repeats after
 // an attach and those that waited. Bodies come from the log: in memory, or read ahead on the cold thread, in reads of at
 // most QUEUE_COLD_BYTES and less the more consumers have some. While few have, a consumer has two: the second is under way
-// while the first is sent, else the disk, the cold thread and this one would take turns. A consumer that is alone is read
-// what it will get next, too: else each read would wait until what came before is settled, and a window of one message
-// would be a read a message. Deliveries of a consumer never overtake one another.
+// while the first is sent, else the disk, the cold thread and this one would take turns; and one that is alone is read what
+// it will get next, too: else each read would wait until what came before is settled, and a window of one message would be
+// a read a message. Where many have some it is not: they would hold it as long as they work on their messages. Deliveries
+// of a consumer never overtake one another.
 #include "node/base/log.h"
 #include "node/queue/queue_parts.h"
 #include "proto/record.h"
@@ -114,7 +115,7 @@ static bool plan_add(struct plan *p, queue_ref ref)
     return true;
 }
 
-// What the consumer is sent after the delivery `after`, while indexes ascend: what it has, then what it will get.
+// What the consumer is sent after the delivery `after`, while indexes ascend: what it has, then (see above) what it will get.
 static struct queue_cold *plan(const struct queue_server_consumer *c, uint64_t after, uint64_t share, bool is_ahead)
 {
     const struct queue_fsm *f = c->server->replica->fsm;
@@ -127,7 +128,7 @@ static struct queue_cold *plan(const struct queue_server_consumer *c, uint64_t a
         }
         cold->last = u->number;
     }
-    if (c->fsm->is_cancelled || f->busy->consumers_count != 1 || f->returns.count > 0) {
+    if (share < QUEUE_COLD_BYTES || c->fsm->is_cancelled || f->busy->consumers_count != 1 || f->returns.count > 0) {
         return cold;
     }
     queue_ref refs[QUEUE_COLD_INDEXES];

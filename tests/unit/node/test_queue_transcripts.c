@@ -498,6 +498,33 @@ START_TEST(large_messages_of_a_cold_backlog_are_read_one_at_a_time_when_it_is_th
 }
 END_TEST
 
+// Who works on its message for long would hold what was read for it, and those who drain would get the smaller reads.
+START_TEST(where_many_hold_reads_a_lone_consumer_that_works_on_its_message_holds_none)
+{
+    struct world *w = world_create(1, settings_plain());
+    w->cold_percent = 100;
+    struct answers a = {0}, b = {0};
+    struct queue_session *p = open_on(w, 1, &a), *s = open_on(w, 1, &b);
+    for (int i = 0; i < 100; i++) {
+        publish(p, "m");
+        rounds(w, 3);
+    }
+    rounds(w, 50);
+    ck_assert_uint_eq(a.settled, 100);
+    const uint32_t others = QUEUE_COLD_ALL_BYTES / QUEUE_COLD_BYTES;
+    w->hosts[w->leader].q->cold_count += others;
+    consume(s, 1);
+    rounds(w, 50);
+    ck_assert_uint_eq(b.delivered, 1);
+    ck_assert_uint_eq(w->read_indexes, 1);
+    ck_assert_uint_eq(w->hosts[w->leader].q->cold_count, others);
+    w->hosts[w->leader].q->cold_count -= others;
+    queue_session_close(p);
+    queue_session_close(s);
+    world_destroy(w);
+}
+END_TEST
+
 START_TEST(settles_pass_a_full_group_and_a_full_session_says_so)
 {
     struct world *w = world_create(1, settings_plain());
@@ -593,6 +620,7 @@ int main(void)
     tcase_add_loop_test(t, a_remote_consumer_that_takes_nothing_gets_a_window_and_one_message, 1, NODES + 1);
     tcase_add_test(t, the_next_of_a_cold_backlog_is_read_while_the_last_read_is_sent);
     tcase_add_test(t, large_messages_of_a_cold_backlog_are_read_one_at_a_time_when_it_is_their_turn);
+    tcase_add_test(t, where_many_hold_reads_a_lone_consumer_that_works_on_its_message_holds_none);
     tcase_add_loop_test(t, settles_pass_a_full_group_and_a_full_session_says_so, 1, NODES + 1);
     tcase_add_test(t, counts_are_asked_of_the_leader_and_time_out_without_one);
     tcase_add_test(t, an_idle_service_wants_no_turn);
