@@ -17,7 +17,8 @@
 // vouches for all that came before.
 //
 // Without room for a new file the log goes on in the last one, or, where that cannot be, without a file until there is
-// room; what nothing vouches for is written again to where it stands, and synced (recovery_full.c).
+// room; what nothing vouches for is written again to where it stands, and synced (recovery_full.c). A new log is not begun
+// then: if there were none of its files, the next start, of a member by then, would take it for lost.
 //
 // A start that is interrupted anywhere leaves the chain as it was or the new file in place of the old last one.
 #include "consensus/wal/recovery.h"
@@ -321,7 +322,9 @@ static void lost_whole(struct recovery *r)
 static enum rc chain_replay(struct recovery *r)
 {
     struct scan_file *last = NULL;
-    if (r->files_count == 0 && (r->config->must_exist || r->first_seq > 1)) {
+    const bool is_none = r->files_count == 0;
+    const bool is_new = is_none && !r->config->must_exist && r->first_seq <= 1;
+    if (is_none && !is_new) {
         lost_whole(r);
     }
     for (uint32_t i = 0; i < r->files_count; i++) {
@@ -367,10 +370,11 @@ static enum rc chain_replay(struct recovery *r)
     }
     struct wal_submission nothing = {0};
     const enum rc rc = new_file(r, last, last == NULL ? 0 : UINT32_MAX, &nothing, true);
-    if (rc == RC_NO_SPACE) {
-        recovery_without_file(r, NULL);
+    if (rc != RC_NO_SPACE || is_new) {
+        return rc;
     }
-    return rc == RC_NO_SPACE ? RC_OK : rc;
+    recovery_without_file(r, NULL);
+    return RC_OK;
 }
 
 static enum rc directory_read(struct recovery *r)

@@ -83,8 +83,8 @@ struct wal_report {
 // on_corrupt_group is called (with replay_ctx) before anything behind the damaged record is replayed: later records of
 // that group leave a hole. Files met here are not announced by on_file_closed: whoever keeps the records retires them
 // (those without records leave with the next younger one). A new file is begun and synced, except on a disk without room:
-// there the log goes on in the last one or, where it cannot, has none until there is room. RC_NO_SPACE comes only of file
-// systems that want room to write in place.
+// there the log goes on in the last one or, where it cannot, has none until there is room. RC_NO_SPACE comes only of a new
+// log without room for its first file, and of file systems that want room to write in place; the same may be tried again.
 // RC_IO, RC_NO_SPACE, RC_CONFLICT (another cluster's log), RC_UNSUPPORTED (a later version), what replay returned.
 // Damage is told in the report, not as an error.
 MUST_USE enum rc wal_open(const struct wal_config *config, uint64_t first_seq, wal_replay_fn *replay,

@@ -133,6 +133,29 @@ START_TEST(a_start_without_room_goes_on_in_the_last_file)
 }
 END_TEST
 
+// A node whose log is open may become a member: if there were no file then, the next start would take the log for lost.
+START_TEST(a_new_log_is_not_begun_without_its_first_file_so_that_none_never_means_that_it_is_lost)
+{
+    no_room();
+    for (int i = 0; i < 3; i++) {
+        fx.config.must_exist = try_open(&fx, 1) == RC_OK;
+        ck_assert(!fx.report.is_corrupt);
+        ck_assert(!fx.config.disk->failed);
+        close_wal(&fx);
+        sim_disk_kill(fx.disk);
+    }
+    room();
+    open_wal(&fx);
+    fx.config.must_exist = true;
+    no_room();
+    reopen(true);
+    ck_assert(!fx.report.is_corrupt);
+    write_one(&fx, 1, 1, 1000);
+    reopen(true);
+    expect_seen(1);
+}
+END_TEST
+
 static void submit_some(struct rng *rng, uint64_t *index)
 {
     for (uint64_t n = rng_below(rng, 4); n > 0; n--) {
@@ -587,6 +610,7 @@ int main(void)
     tcase_add_loop_test(t, what_waits_for_room_when_the_node_ends_was_not_promised_and_what_was_is_there, 0, 2);
     tcase_add_loop_test(t, a_start_without_room_goes_on_in_the_last_file, 0, 2);
     tcase_add_loop_test(t, over_any_crashes_on_a_full_disk_nothing_promised_is_lost_or_taken_for_damage, 0, 200);
+    tcase_add_test(t, a_new_log_is_not_begun_without_its_first_file_so_that_none_never_means_that_it_is_lost);
     tcase_add_loop_test(t, a_damaged_or_lost_log_opens_without_room_and_goes_on_when_there_is_some, 0, 2);
     tcase_add_loop_test(t, a_last_file_that_the_log_cannot_go_on_in_keeps_what_it_has_until_there_is_room, 0, 3);
     tcase_add_test(t, a_start_with_little_room_begins_a_smaller_file);
