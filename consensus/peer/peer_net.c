@@ -435,6 +435,12 @@ void peer_net_close(struct peer_net *n, void (*done)(void *ctx), void *ctx)
 void peer_net_set_upcalls(struct peer_net *n, const struct net_upcalls *upcalls)
 {
     n->upcalls = upcalls;
+    // Who was heard of before anybody could be told: net_run announces them.
+    list_each(item, &n->peers) {
+        struct peer *p = list_entry(item, struct peer, item);
+        p->is_id_new = p->node_id != 0;
+    }
+    net_wake(n);
 }
 
 struct net *peer_net_net(struct peer_net *n)

@@ -45,6 +45,7 @@ struct peer_net_config {
 MUST_USE enum rc peer_net_create(const struct peer_net_config *config, struct peer_net **out);
 // Closes everything, then frees the net and calls `done` from the loop. No upcalls after this call.
 void peer_net_close(struct peer_net *n, void (*done)(void *ctx), void *ctx);
+// From the next turn of the loop on they are told of the nodes that are alive and of the lanes that are open, too.
 void peer_net_set_upcalls(struct peer_net *n, const struct net_upcalls *upcalls);
 struct net *peer_net_net(struct peer_net *n);
 uint16_t peer_net_port(const struct peer_net *n);

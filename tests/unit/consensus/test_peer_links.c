@@ -18,6 +18,27 @@ START_TEST(two_nodes_greet_on_all_lanes_and_call_each_other_alive)
 }
 END_TEST
 
+static bool is_0_heard_and_hears(void)
+{
+    return is_pair_up(1, 0) && nodes[0].beats_seen >= 3;
+}
+
+START_TEST(upcalls_that_are_set_late_are_told_of_the_nodes_and_lanes_that_are_there)
+{
+    node_start(0);
+    node_start(1);
+    peer_net_set_upcalls(nodes[0].net, NULL);  // A member that waits for room before it has anybody to tell.
+    introduce_all(2);
+    ck_assert(run_until(is_0_heard_and_hears, 3000));
+    peer_net_set_upcalls(nodes[0].net, &nodes[0].upcalls);
+    ck_assert(run_until(is_01_up, 3000));
+    for (int lane = 0; lane < LANE_COUNT; lane++) {
+        ck_assert_uint_eq(nodes[0].resets[2][lane], 1);
+    }
+    ck_assert_uint_eq(nodes[0].incarnation[2], 1);
+}
+END_TEST
+
 START_TEST(three_nodes_make_a_full_mesh_and_beat)
 {
     for (int i = 0; i < NODES; i++) {
@@ -487,6 +508,7 @@ int main(void)
     tcase_add_checked_fixture(c, setup, teardown);
     tcase_set_timeout(c, 60);
     tcase_add_test(c, two_nodes_greet_on_all_lanes_and_call_each_other_alive);
+    tcase_add_test(c, upcalls_that_are_set_late_are_told_of_the_nodes_and_lanes_that_are_there);
     tcase_add_test(c, three_nodes_make_a_full_mesh_and_beat);
     tcase_add_test(c, a_node_that_closes_and_refuses_is_dead_within_50_ms);
     tcase_add_test(c, a_restarted_node_is_alive_again_under_its_new_incarnation_and_lanes_are_reset);
