@@ -154,6 +154,30 @@ START_TEST(on_a_disk_that_is_short_of_room_the_rests_are_short_though_the_log_is
 }
 END_TEST
 
+// How much waits, times 1 GiB -> how long the next piece waits after one of 3 ms, while the log is busy.
+START_TEST(the_more_waits_to_be_removed_the_shorter_are_the_rests)
+{
+    static const uint64_t rests[] = {48, 3, 0};
+    const uint64_t seq = dead_segment();
+    (void)removal_turn(fx.workers[0], fx.now);
+    run_jobs();
+    struct segment waiting = {.bytes = ((uint64_t)_i << 30) + 1, .doomed_after = UINT64_MAX};
+    list_init(&waiting.link);
+    list_add_tail(&fx.workers[0]->doomed, &waiting.link);
+    fx.now += 3 * MS;
+    const uint64_t from = fx.now;
+    const uint64_t before = size_of(seq, false);
+    for (uint64_t due; (due = removal_turn(fx.workers[0], fx.now)) != UINT64_MAX;) {
+        write_some();
+        fx.now = due;
+    }
+    ck_assert_uint_eq(fx.now - from, rests[_i] * MS);
+    run_jobs();
+    ck_assert_uint_eq(size_of(seq, false), before - PIECE);
+    list_remove(&waiting.link);
+}
+END_TEST
+
 START_TEST(what_dies_while_a_file_is_cut_is_removed_after_it)
 {
     const uint64_t first = dead_segment();
@@ -203,6 +227,7 @@ int main(void)
     tcase_add_test(t, a_large_file_goes_piece_by_piece_and_while_the_log_is_busy_with_rests_many_times_as_long);
     tcase_add_test(t, once_the_log_rests_the_next_piece_goes_at_once);
     tcase_add_test(t, on_a_disk_that_is_short_of_room_the_rests_are_short_though_the_log_is_busy);
+    tcase_add_loop_test(t, the_more_waits_to_be_removed_the_shorter_are_the_rests, 0, 3);
     tcase_add_test(t, what_dies_while_a_file_is_cut_is_removed_after_it);
     tcase_add_test(t, a_crash_at_any_disk_operation_of_a_removal_leaves_nothing_that_looks_damaged);
     suite_add_tcase(s, t);
