@@ -60,7 +60,7 @@ struct meta_job {
 };
 
 struct meta_fsm_config {
-    const char *dir;
+    const char *dir;  // Stays the caller's, until meta_fsm_close.
     uint64_t map_bytes;
     struct exec *exec;
     uint32_t node_id;  // Results of commands from (node_id, session) are handed out.

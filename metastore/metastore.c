@@ -310,6 +310,7 @@ enum rc metastore_open(const struct metastore_config *config, struct metastore *
     assert(config->workers == 1 || config->post);
     struct metastore *m = mem_zalloc(sizeof(*m));
     m->config = *config;
+    m->config.dir = m->dir = config->dir ? mem_strndup(config->dir, strlen(config->dir)) : NULL;
     m->config.map_bytes = config->map_bytes ? config->map_bytes : 16ull << 30;
     m->inline_exec.exec.submit = inline_submit;
     list_init(&m->inline_exec.done);
@@ -321,7 +322,7 @@ enum rc metastore_open(const struct metastore_config *config, struct metastore *
     m->session =
         hash_u64((uint64_t)clock_wall_ms(config->clock) + hash_u64(metastore_now(m) + config->node_id));
     const struct meta_fsm_config fsm = {
-        .dir = config->dir,
+        .dir = m->dir,
         .map_bytes = m->config.map_bytes,
         .exec = config->meta ? config->meta : &m->inline_exec.exec,
         .node_id = config->node_id,
@@ -335,6 +336,7 @@ enum rc metastore_open(const struct metastore_config *config, struct metastore *
     const enum rc rc = meta_fsm_open(&m->fsm, &fsm, &is_damaged, &is_new);
     if (rc != RC_OK) {
         map_deinit(&m->requests);
+        free(m->dir);
         free(m);
         return rc;
     }
@@ -392,6 +394,7 @@ void metastore_close(struct metastore *m)
     map_deinit(&m->requests);
     meta_fsm_close(&m->fsm);
     free(m->workers);
+    free(m->dir);
     free(m);
 }
 

@@ -125,7 +125,7 @@ struct meta_subscriber {
 };
 
 struct metastore_config {
-    const char *dir;     // Absolute path of the LMDB directory; NULL: in memory (tests, simulator).
+    const char *dir;     // Absolute path of the LMDB directory, copied; NULL: in memory (tests, simulator).
     uint64_t map_bytes;  // Address space for LMDB (16 GiB).
     uint32_t node_id;
     uint32_t workers;

@@ -54,6 +54,7 @@ struct inline_exec {
 
 struct metastore {
     struct metastore_config config;
+    char *dir;  // config.dir.
     struct meta_fsm fsm;
     struct inline_exec inline_exec;
     struct worker *workers;  // Each entry is its worker's.

@@ -279,8 +279,9 @@ static void node_start(uint32_t id, const char *dir, const struct store_group *r
     *n = (struct node){.is_up = true};
     n->host.node = id;
     n->host.net.send = fake_send;
+    char *given = dir ? mem_strndup(dir, strlen(dir)) : NULL;
     const struct metastore_config config = {
-        .dir = dir,
+        .dir = given,
         .map_bytes = 1 << 28,
         .node_id = id,
         .workers = WORKERS,
@@ -289,6 +290,10 @@ static void node_start(uint32_t id, const char *dir, const struct store_group *r
         .clock = &fake_clock,
     };
     ck_assert_int_eq(metastore_open(&config, &n->m), RC_OK);
+    if (given) {
+        memset(given, '-', strlen(given));  // The caller's again.
+        free(given);
+    }
     for (uint32_t i = 0; i < WORKERS; i++) {
         ears[id][i] = (struct ear){n, i};
         const struct meta_subscriber s = {
