@@ -109,7 +109,43 @@ START_TEST(crc32c_gives_the_values_of_the_rfc)
 }
 END_TEST
 
-// The long path of the sum (interleaved lanes) must agree with the sum of parts, at any length and alignment.
+// The definition (RFC 3720 §12.1): a division bit by bit.
+static uint32_t divide(uint32_t rest, const uint8_t *p, size_t n)
+{
+    for (size_t i = 0; i < 8 * n; i++) {
+        const uint32_t bit = (rest ^ (uint32_t)(p[i / 8] >> i % 8)) & 1;
+        rest = rest >> 1 ^ (bit ? 0x82f63b78u : 0);
+    }
+    return rest;
+}
+
+START_TEST(crc32c_of_each_length_is_the_rest_of_the_division)
+{
+    enum { N = 30000, SHORT = 2100 };
+    uint8_t *b = malloc(N), *copy = malloc(N);
+    struct rng rng;
+    rng_seed(&rng, 3);
+    for (int i = 0; i < N; i++) {
+        b[i] = (uint8_t)rng_next(&rng);
+    }
+    for (uint32_t start = 0; start < 2; start++) {  // A sum that begins and one that goes on.
+        uint32_t rest = ~start;
+        for (size_t len = 0; len < N; len++) {
+            if (len < SHORT || len % 97 == 0) {
+                ck_assert_uint_eq(crc32c(start, b, len), ~rest);
+                memset(copy, 0, len);
+                ck_assert_uint_eq(crc32c_copy(start, copy, b, len), ~rest);
+                ck_assert_int_eq(memcmp(copy, b, len), 0);
+            }
+            rest = divide(rest, b + len, 1);
+        }
+    }
+    free(b);
+    free(copy);
+}
+END_TEST
+
+// The long path of the sum (several streams at once) must agree with the sum of parts, at any length and alignment.
 START_TEST(crc32c_of_a_whole_is_that_of_its_parts_and_copying_copies)
 {
     enum { N = 20000 };
@@ -195,6 +231,7 @@ int main(void)
     tcase_add_test(t, what_a_buffer_writes_a_reader_reads);
     tcase_add_test(t, a_buffer_keeps_its_content_when_it_grows_and_is_consumed);
     tcase_add_test(t, crc32c_gives_the_values_of_the_rfc);
+    tcase_add_test(t, crc32c_of_each_length_is_the_rest_of_the_division);
     tcase_add_test(t, crc32c_of_a_whole_is_that_of_its_parts_and_copying_copies);
     tcase_add_test(t, crc32c_of_a_whole_is_combined_from_the_sums_of_two_parts_of_any_length);
     tcase_add_test(t, the_same_seed_gives_the_same_numbers_and_below_stays_below);
