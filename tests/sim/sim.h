@@ -177,7 +177,7 @@ struct sim_event {
 };
 
 struct sim_key {
-    uint64_t at, seq;
+    uint64_t order;  // at, and in the low bits seq: one number to compare.
     uint32_t slot;
 };
 

@@ -25,7 +25,7 @@ static bool is_telling = true;  // The events that led to a violation.
 enum {
     SEED_S_MAX = 60,     // Real seconds: a seed takes some ten milliseconds of a core, of which there may be little.
     STORIES_MAX = 2,     // Seeds whose events are told, per process: each is run again for it.
-    BATCH = 8,
+    BATCH = 32,
 };
 
 // How far the process that runs a batch has come. In memory shared with its parent, for it may end in an assertion.

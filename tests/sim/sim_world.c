@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <stdlib.h>
 
-enum { LOAD_EVENTS_MAX = 90000 };
+enum { LOAD_EVENTS_MAX = 90000, SEQ_BITS = 24 };
 // Bounds of the liveness phase.
 #define LED_MAX (10 * SIM_S)
 #define REST_MAX (60 * SIM_S)
@@ -13,11 +13,6 @@ enum { LOAD_EVENTS_MAX = 90000 };
 // ---- events -----------------------------------------------------------------------------------------------
 
 // The heap holds keys, four children each; the events themselves stay where they are.
-static bool is_before(const struct sim_key *a, const struct sim_key *b)
-{
-    return a->at != b->at ? a->at < b->at : a->seq < b->seq;
-}
-
 static uint32_t event_slot(struct sim *s)
 {
     if (s->free_count == 0) {
@@ -37,10 +32,11 @@ static void event_push(struct sim *s, struct sim_event e)
 {
     e.seq = ++s->seq;
     const uint32_t slot = event_slot(s);
-    const struct sim_key key = {.at = e.at, .seq = e.seq, .slot = slot};
+    assert(e.at >> (64 - SEQ_BITS) == 0 && e.seq >> SEQ_BITS == 0);
+    const struct sim_key key = {.order = e.at << SEQ_BITS | e.seq, .slot = slot};
     s->events[slot] = e;
     uint32_t pos = s->heap_len++;
-    while (pos > 0 && is_before(&key, &s->heap[(pos - 1) / 4])) {
+    while (pos > 0 && key.order < s->heap[(pos - 1) / 4].order) {
         s->heap[pos] = s->heap[(pos - 1) / 4];
         pos = (pos - 1) / 4;
     }
@@ -59,9 +55,9 @@ static struct sim_event event_pop(struct sim *s)
             break;
         }
         for (uint32_t i = child + 1; i < child + 4 && i < s->heap_len; i++) {
-            least = is_before(&s->heap[i], &s->heap[least]) ? i : least;
+            least = s->heap[i].order < s->heap[least].order ? i : least;
         }
-        if (!is_before(&s->heap[least], &last)) {
+        if (s->heap[least].order > last.order) {
             break;
         }
         s->heap[pos] = s->heap[least];
@@ -162,7 +158,7 @@ bool sim_step(struct sim *s)
 
 void sim_run_until(struct sim *s, uint64_t at)
 {
-    while (!s->is_violated && s->heap_len > 0 && s->heap[0].at <= at) {
+    while (!s->is_violated && s->heap_len > 0 && s->heap[0].order >> SEQ_BITS <= at) {
         (void)sim_step(s);
     }
     if (!s->is_violated && s->now < at) {
