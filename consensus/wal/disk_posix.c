@@ -6,6 +6,10 @@
 // change the disk is refused from then on. No space is not a failure: nothing was promised, and there may be
 // room again.
 //
+// A process whose clients have taken all descriptors must still find its own data: a file that cannot be opened is taken
+// for lost (law 2), and a segment that cannot be made ends the process. So a few descriptors are kept aside; one is given
+// away for each file that finds none, and a file that is closed takes its place, at once, so that nobody else gets it.
+//
 // Threads: any that may block; a file belongs to one thread at a time. `failed` is read and written atomically.
 #include "consensus/wal/disk.h"
 #include "node/base/log.h"
@@ -15,6 +19,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
@@ -22,10 +27,16 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+// More than threads open at a time: each has one file, or two, and a connection may be quicker where one was given away.
+enum { SPARES = 32 };
+
 struct disk_posix {
     struct disk base;
     int root_fd;
     int lock_fd;  // Holds the lock on LOCK as long as it is open.
+    pthread_mutex_t mutex;
+    int spares[SPARES];  // Under mutex: duplicates of root_fd.
+    int spares_count;    // The same.
 };
 
 struct disk_file {
@@ -67,6 +78,42 @@ static enum rc refuse(const char *what, const char *path)
     return error == ENOSPC || error == EDQUOT ? RC_NO_SPACE : RC_IO;
 }
 
+// As openat below the root, with a descriptor from those kept aside if there is no other.
+static int fd_open(struct disk_posix *d, const char *path, int flags)
+{
+    int fd = openat(d->root_fd, path, flags | O_CLOEXEC, 0640);
+    if (fd >= 0 || (errno != EMFILE && errno != ENFILE)) {
+        return fd;
+    }
+    pthread_mutex_lock(&d->mutex);
+    while (fd < 0 && (errno == EMFILE || errno == ENFILE) && d->spares_count > 0) {
+        close(d->spares[--d->spares_count]);
+        fd = openat(d->root_fd, path, flags | O_CLOEXEC, 0640);
+    }
+    pthread_mutex_unlock(&d->mutex);
+    return fd;
+}
+
+static void fd_close(struct disk_posix *d, int fd)
+{
+    pthread_mutex_lock(&d->mutex);
+    const bool is_kept = d->spares_count < SPARES && dup3(d->root_fd, fd, O_CLOEXEC) == fd;
+    if (is_kept) {
+        d->spares[d->spares_count++] = fd;
+    }
+    pthread_mutex_unlock(&d->mutex);
+    if (!is_kept) {
+        close(fd);
+    }
+}
+
+static void spares_take(struct disk_posix *d)
+{
+    for (int fd; d->spares_count < SPARES && (fd = fcntl(d->root_fd, F_DUPFD_CLOEXEC, 0)) >= 0;) {
+        d->spares[d->spares_count++] = fd;
+    }
+}
+
 static enum rc posix_open(struct disk *d, const char *path, int flags, struct disk_file **out)
 {
     if ((flags & DISK_WRITE) && is_failed(posix(d))) {
@@ -75,13 +122,13 @@ static enum rc posix_open(struct disk *d, const char *path, int flags, struct di
     int mode = flags & DISK_WRITE ? O_RDWR : O_RDONLY;
     mode |= flags & DISK_CREATE ? O_CREAT : 0;
     // O_NONBLOCK: opening somebody's FIFO must not wait for its other end.
-    int fd = openat(posix(d)->root_fd, path, mode | O_CLOEXEC | O_NONBLOCK, 0640);
+    int fd = fd_open(posix(d), path, mode | O_NONBLOCK);
     if (fd < 0) {
         return refuse("open", path);
     }
     struct stat st;
     if (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode)) {
-        close(fd);
+        fd_close(posix(d), fd);
         return RC_IO;
     }
     struct disk_file *f = mem_zalloc(sizeof(*f));
@@ -93,7 +140,7 @@ static enum rc posix_open(struct disk *d, const char *path, int flags, struct di
 
 static void posix_close(struct disk_file *f)
 {
-    close(f->fd);
+    fd_close(f->disk, f->fd);
     free(f);
 }
 
@@ -293,7 +340,7 @@ static enum rc posix_sync_dir(struct disk *d, const char *path)
     if (is_failed(posix(d))) {
         return RC_IO;
     }
-    int fd = openat(posix(d)->root_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = fd_open(posix(d), path, O_RDONLY | O_DIRECTORY);
     if (fd < 0) {
         return refuse("open directory", path);
     }
@@ -307,7 +354,7 @@ static enum rc posix_sync_dir(struct disk *d, const char *path)
         disk_fail(d);
         result = RC_IO;
     }
-    close(fd);
+    fd_close(posix(d), fd);
     return result;
 }
 
@@ -318,13 +365,13 @@ static int name_compare(const void *a, const void *b)
 
 static enum rc posix_list(struct disk *d, const char *path, void (*each)(void *ctx, const char *name), void *ctx)
 {
-    int fd = openat(posix(d)->root_fd, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = fd_open(posix(d), path, O_RDONLY | O_DIRECTORY);
     if (fd < 0) {
         return refuse("open directory", path);
     }
     DIR *dir = fdopendir(fd);
     if (dir == NULL) {
-        close(fd);
+        fd_close(posix(d), fd);
         return RC_IO;
     }
     char **names = NULL;
@@ -359,14 +406,14 @@ static enum rc posix_list(struct disk *d, const char *path, void (*each)(void *c
 static void posix_mark_failed(struct disk *d, const char *reason)
 {
     // Beside the table on purpose: `failed` refuses everything there.
-    int fd = openat(posix(d)->root_fd, "store.failed", O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
+    int fd = fd_open(posix(d), "store.failed", O_WRONLY | O_CREAT | O_TRUNC);
     if (fd < 0) {
         return;
     }
     ssize_t n = write(fd, reason, strlen(reason));
     (void)n;  // Best effort: an empty mark says enough.
     (void)fsync(fd);
-    close(fd);
+    fd_close(posix(d), fd);
 }
 
 static enum rc make_root(const char *root)
@@ -429,12 +476,14 @@ enum rc disk_posix_open(const char *root, struct disk **out)
         .mark_failed = posix_mark_failed,
     };
     d->lock_fd = -1;
+    pthread_mutex_init(&d->mutex, NULL);
     d->root_fd = open(root, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     enum rc rc = d->root_fd < 0 ? refuse("open", root) : root_lock(d, root);
     if (rc != RC_OK) {
         disk_posix_close(&d->base);
         return rc;
     }
+    spares_take(d);
     *out = &d->base;
     return RC_OK;
 }
@@ -448,5 +497,9 @@ void disk_posix_close(struct disk *disk)
     if (d->root_fd >= 0) {
         close(d->root_fd);
     }
+    while (d->spares_count > 0) {
+        close(d->spares[--d->spares_count]);
+    }
+    pthread_mutex_destroy(&d->mutex);
     free(d);
 }

@@ -3,6 +3,8 @@
 // links: node/base proto consensus/wal tests/sim
 #include "tests/sim/sim_disk.h"
 #include <check.h>
+#include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <signal.h>
@@ -233,6 +235,50 @@ START_TEST(after_a_failed_write_the_real_disk_refuses_everything)
 }
 END_TEST
 
+// Takes every descriptor that is left.
+static int take_descriptors(int *taken, int max)
+{
+    int n = 0;
+    for (int fd; n < max && (fd = open("/dev/null", O_RDONLY)) >= 0;) {
+        taken[n++] = fd;
+    }
+    ck_assert_int_lt(n, max);
+    ck_assert_int_eq(errno, EMFILE);
+    return n;
+}
+
+// Clients can have them all, and come again as soon as one is free. What is on disk is not lost for that.
+START_TEST(the_real_disk_finds_its_files_when_no_descriptor_is_left)
+{
+    enum { LIMIT = 256, OPEN = 8 };
+    struct rlimit before, limit;
+    ck_assert_int_eq(getrlimit(RLIMIT_NOFILE, &before), 0);
+    limit = (struct rlimit){.rlim_cur = LIMIT, .rlim_max = before.rlim_max};
+    put(real, "g", "kept");
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    int taken[LIMIT];
+    int count = take_descriptors(taken, LIMIT);
+    for (int round = 0; round < 100; round++) {
+        struct disk_file *files[OPEN];
+        for (int i = 0; i < OPEN; i++) {
+            ck_assert_int_eq(real->open(real, "g", DISK_READ, &files[i]), RC_OK);
+        }
+        put(real, "h", "new");
+        ck_assert_int_eq(real->sync_dir(real, "."), RC_OK);
+        for (int i = 0; i < OPEN; i++) {
+            real->close(files[i]);
+        }
+        count += take_descriptors(taken + count, LIMIT - count);  // Nothing that was kept aside is to be had.
+    }
+    assert_content(real, "g", "kept");
+    assert_content(real, "h", "new");
+    while (count > 0) {
+        close(taken[--count]);
+    }
+    ck_assert_int_eq(setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+END_TEST
+
 // ---- the simulated disk ----------------------------------------------------------------------------------------
 
 static void sync_file(struct disk *d, const char *path)
@@ -426,6 +472,7 @@ int main(void)
     tcase_add_test(t, a_second_process_is_refused_the_directory);
     tcase_add_test(t, the_root_is_made_with_its_parents);
     tcase_add_test(t, after_a_failed_write_the_real_disk_refuses_everything);
+    tcase_add_test(t, the_real_disk_finds_its_files_when_no_descriptor_is_left);
     tcase_add_test(t, synced_content_under_a_synced_name_survives_any_crash);
     tcase_add_test(t, unsynced_writes_are_kept_lost_or_torn_by_sectors);
     tcase_add_test(t, unsynced_names_are_undone_from_the_last_one_backwards);
