@@ -14,8 +14,9 @@ enum record_kind {
     RECORD_ENTRY = 1,       // A state machine command.
     RECORD_CONFIG = 2,      // Members of the group (consensus.h: config encoding). Has an index like an entry.
     RECORD_NOOP = 3,        // A leader's first entry in its term. Has an index like an entry.
-    RECORD_HARD_STATE = 4,  // term = current term, index = 0, payload = vote (u64 replica id, 0 none) and
-                          // whose log it is (u64 replica id; not there in WAL files of version 1).
+    RECORD_HARD_STATE = 4,  // term = current term, index = the log's floor (segments of a lower number are void; 0 once),
+                          // payload = vote (u64 replica id, 0 none) and whose log it is (u64 replica id; not there in
+                          // WAL files of version 1).
     RECORD_TRUNCATE = 5,    // The log ends before `index`: everything at and above it is gone.
     RECORD_SNAPSHOT = 6,    // index/term = the snapshot's; aux = chunk number; see store/README.md.
     RECORD_TOMBSTONE = 7,   // The group was deleted; its id is never used again.

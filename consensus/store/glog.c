@@ -185,7 +185,7 @@ static void put_hard_state(struct glog *g, uint16_t flags)
     uint8_t payload[16];
     memcpy(payload, &g->hard_state.vote, 8);
     memcpy(payload + 8, &g->replica_id, 8);
-    glog_put_control(g, RECORD_HARD_STATE, flags, 0, g->hard_state.term, span_of(payload, sizeof(payload)));
+    glog_put_control(g, RECORD_HARD_STATE, flags, g->segment_floor, g->hard_state.term, span_of(payload, sizeof(payload)));
 }
 
 // ---- damage -------------------------------------------------------------------------------------

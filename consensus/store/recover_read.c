@@ -280,7 +280,7 @@ static void replay_replica(struct finding *f, uint64_t replica)
 }
 
 // Highest term wins; within it a vote beats no vote; two votes in one term cannot be (engine-notes §7.7).
-static void replay_hard_state(struct finding *f, const struct wal_recovered *e)
+static void replay_hard_state(struct recovery *rec, struct finding *f, const struct wal_recovered *e)
 {
     struct hard_state *hs = &f->log->hard_state;
     f->is_amnesiac |= (e->record.flags & RECORD_FLAG_LOST) != 0;
@@ -293,6 +293,9 @@ static void replay_hard_state(struct finding *f, const struct wal_recovered *e)
     }
     if (replica != 0) {
         replay_replica(f, replica);
+    }
+    if (e->record.index > f->log->segment_floor) {
+        raise_floor(rec, f->log, e->record.index);  // The tombstone before it may have gone with its file.
     }
     if (e->record.term > hs->term) {
         *hs = (struct hard_state){.term = e->record.term, .vote = vote};
@@ -328,7 +331,7 @@ enum rc recover_record(void *ctx, const struct wal_recovered *e)
     case RECORD_NOOP:
         return replay_entry(f, e, ref);
     case RECORD_HARD_STATE:
-        replay_hard_state(f, e);
+        replay_hard_state(r, f, e);
         break;
     case RECORD_TRUNCATE:
         if (e->record.flags & RECORD_FLAG_INSTALLED) {

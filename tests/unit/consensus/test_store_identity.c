@@ -68,6 +68,36 @@ START_TEST(the_tombstone_ends_one_replica_and_the_next_is_found_under_its_own_id
 }
 END_TEST
 
+// Group 2 needs the segment, so what the replica before wrote of group 1 is still there, and with the tombstone's log file
+// what says that it is void is gone.
+START_TEST(what_an_ended_replica_left_in_segments_is_not_the_next_ones)
+{
+    glog_set_replica(log_of(&fx, 1), 71);
+    write_hard_state(&fx, 1, 3, 9);
+    append_many(&fx, 1, 3, 1000, 5);
+    append_many(&fx, 2, 3, 1000, 5);
+    fx.models[1].committed = 5;
+    settle_messages(&fx, 1, 1, 4);
+    fx.models[2].snapshots_refused = true;
+    roll_file(&fx);
+    glog_delete(log_of(&fx, 1));
+    fx.logs[1] = NULL;
+    settle(&fx);
+    roll_file(&fx);
+    glog_set_replica(log_of(&fx, 1), 80);
+    write_hard_state(&fx, 1, 1, 0);
+    settle(&fx);
+    restart();
+    ck_assert_uint_eq(fx.found[1].replica_id, 80);
+    ck_assert_uint_eq(fx.found[1].snapshot_index, 0);
+    ck_assert_uint_eq(fx.found[1].last, 0);
+    ck_assert(!fx.found[1].is_amnesiac);
+    ck_assert_uint_eq(fx.found[2].last, 5);
+    restart();
+    ck_assert_uint_eq(fx.found[1].last, 0);
+}
+END_TEST
+
 START_TEST(two_replicas_without_an_end_between_them_have_lost_their_memory)
 {
     glog_set_replica(log_of(&fx, 1), 71);
@@ -184,6 +214,7 @@ int main(void)
     tcase_add_test(t, a_log_is_found_with_the_replica_that_wrote_its_hard_state);
     tcase_add_test(t, the_checkpoint_keeps_whose_log_it_is_when_the_wal_file_is_gone);
     tcase_add_test(t, the_tombstone_ends_one_replica_and_the_next_is_found_under_its_own_id);
+    tcase_add_test(t, what_an_ended_replica_left_in_segments_is_not_the_next_ones);
     tcase_add_test(t, two_replicas_without_an_end_between_them_have_lost_their_memory);
     tcase_add_test(t, a_damaged_record_may_hide_that_a_later_replica_wrote_here);
     tcase_add_test(t, a_hard_state_of_version_1_is_read_and_says_nothing_of_the_replica);
