@@ -19,6 +19,7 @@ struct finding {
     bool is_hiding;          // A damaged record may be a later replica's.
     bool has_live;           // Of the checkpoint's line.
     uint64_t line_snapshot;  // The checkpoint's snapshot index.
+    uint64_t installed;      // Of the last snapshot that was received, by its mark in the log.
     struct buf line_config;  // Encoded.
     uint64_t line_config_index;
     uint64_t dense_last;

@@ -253,8 +253,9 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
         take_snapshot(r, f, &runs[i]);
     }
     uint64_t snapshot = glog_snapshot_index(g);
-    if (snapshot < f->line_snapshot) {
-        log_error("store: snapshot %" PRIu64 " of group %" PRIu64 " is missing", f->line_snapshot, g->group);
+    const uint64_t known = f->line_snapshot > f->installed ? f->line_snapshot : f->installed;
+    if (snapshot < known) {
+        log_error("store: snapshot %" PRIu64 " of group %" PRIu64 " is missing", known, g->group);
         f->is_amnesiac = true;
     }
     if (has_foreign_tail(r, f, runs, count)) {

@@ -336,6 +336,7 @@ enum rc recover_record(void *ctx, const struct wal_recovered *e)
     case RECORD_TRUNCATE:
         if (e->record.flags & RECORD_FLAG_INSTALLED) {
             replay_reset(f);
+            f->installed = e->record.index - 1;
         } else {
             finding_cut(f, e->record.index);
         }
@@ -345,7 +346,7 @@ enum rc recover_record(void *ctx, const struct wal_recovered *e)
         f->log->hard_state = (struct hard_state){0};
         f->log->replica_id = 0;
         raise_floor(r, f->log, e->record.index);
-        f->line_snapshot = 0;
+        f->line_snapshot = f->installed = 0;
         f->is_amnesiac = f->is_hiding = false;
         break;
     default:

@@ -365,6 +365,36 @@ START_TEST(a_damaged_piece_is_refused_and_leaves_the_log_as_it_was)
 }
 END_TEST
 
+// The mark in the log says that there was a snapshot, whether the checkpoint knew of one or not.
+START_TEST(an_installed_snapshot_that_is_lost_with_its_segment_makes_the_group_amnesiac)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    to->models[1].snapshots_refused = true;
+    if (_i > 0) {
+        append_many(to, 1, 2, 77, 10);  // The checkpoint knows of a log.
+        roll_file(to);
+    }
+    write_hard_state(to, 1, 3, 0);
+    ck_assert_int_eq(transfer(to, 1000), RC_OK);
+    settle(to);  // With its mark: what it acknowledges from now on is on disk.
+    char path[SEGMENT_PATH_MAX];
+    segment_path(log_of(to, 1)->snapshot->segment->seq, true, path);
+    fixture_close(to);
+    struct disk *d = sim_disk_base(to->disk);
+    ck_assert_int_eq(d->unlink(d, path), RC_OK);
+    fixture_open(to);
+    ck_assert_uint_eq(to->found[1].group, 1);
+    ck_assert(to->found[1].is_amnesiac);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
 START_TEST(what_a_group_is_receiving_ends_with_it_and_the_next_of_its_id_receives_anew)
 {
     append_many(&fx, 1, 1, 300, 10);
@@ -414,6 +444,7 @@ int main(void)
     tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
     tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
+    tcase_add_loop_test(t, an_installed_snapshot_that_is_lost_with_its_segment_makes_the_group_amnesiac, 0, 2);
     tcase_add_test(t, what_a_group_is_receiving_ends_with_it_and_the_next_of_its_id_receives_anew);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
