@@ -403,10 +403,12 @@ static void install(struct glog *g, struct receive *r)
     segment_release(w, s);
 }
 
-// A sealed segment that is not wanted after all.
+// A sealed segment that is not wanted after all. Not by its writer: where the transfer was dropped that is the cold
+// thread's, which may be giving it up.
 static void discard_sealed(struct store_worker *w, const struct receive *r)
 {
-    segment_release(w, segment_create(w, &r->writer, r->segment_bytes));
+    const struct segment_writer sealed = {.seq = r->segment_seq, .kind = SEGMENT_INSTALLED};
+    segment_release(w, segment_create(w, &sealed, r->segment_bytes));
 }
 
 static void write_done(struct job *job)

@@ -395,6 +395,57 @@ START_TEST(an_installed_snapshot_that_is_lost_with_its_segment_makes_the_group_a
 }
 END_TEST
 
+// The group itself goes on; only the transfer is broken off, when its last piece is sealed and not told of.
+START_TEST(a_transfer_that_is_broken_off_when_it_is_sealed_leaves_no_file)
+{
+    append_many(&fx, 1, 1, 300, 10);
+    request_snapshot(1, 10);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    append_many(to, 1, 1, 50, 3);
+    struct glog_snapshot_info info;
+    ck_assert_int_eq(glog_snapshot_info(log_of(&fx, 1), &info), RC_OK);
+    bool is_done = false;
+    struct glog_snapshot_read r = {.index = info.index, .bytes_max = 1 << 20, .done = on_snapshot_read, .owner = &is_done};
+    buf_init(&r.bytes);
+    struct buf all;
+    buf_init(&all);
+    for (bool is_last = false; !is_last;) {
+        is_done = false;
+        glog_snapshot_read_start(log_of(&fx, 1), &r);
+        while (!is_done && step_job(&fx, 0)) {
+        }
+        ck_assert_int_eq(r.rc, RC_OK);
+        buf_span_bytes(&all, buf_span(&r.bytes));
+        buf_deinit(&r.bytes);
+        is_last = r.is_last;
+    }
+    is_done = false;
+    struct glog_snapshot_write w = {
+        .info = info, .bytes = all, .is_last = true, .done = on_snapshot_write, .owner = &is_done};
+    glog_snapshot_write_start(log_of(to, 1), &w);
+    glog_snapshot_write_abort(log_of(to, 1));
+    // Both jobs run before the worker hears of either.
+    struct list *item;
+    while ((item = list_pop(&to->execs[0].waiting)) != NULL) {
+        struct job *j = list_entry(item, struct job, link);
+        j->run(j);
+        list_add_tail(&to->execs[0].ran, item);
+    }
+    char path[SEGMENT_PATH_MAX];
+    segment_path(1, true, path);
+    ck_assert(sim_disk_exists(to->disk, path));
+    settle(to);
+    ck_assert(is_done);
+    ck_assert_int_eq(w.rc, RC_BUSY);
+    ck_assert(!sim_disk_exists(to->disk, path));
+    check_group(to, 1);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
 START_TEST(what_a_group_is_receiving_ends_with_it_and_the_next_of_its_id_receives_anew)
 {
     append_many(&fx, 1, 1, 300, 10);
@@ -445,6 +496,7 @@ int main(void)
     tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
     tcase_add_loop_test(t, an_installed_snapshot_that_is_lost_with_its_segment_makes_the_group_amnesiac, 0, 2);
+    tcase_add_test(t, a_transfer_that_is_broken_off_when_it_is_sealed_leaves_no_file);
     tcase_add_test(t, what_a_group_is_receiving_ends_with_it_and_the_next_of_its_id_receives_anew);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
