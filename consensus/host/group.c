@@ -88,6 +88,20 @@ static void count_campaign(struct group *g, bool is_campaigning)
     }
 }
 
+void group_count_campaign(struct group *g)
+{
+    struct consensus_status st;
+    g->ops->status(g->replica, &st);
+    const bool is_campaigning = st.role == ROLE_PRE_CANDIDATE || st.role == ROLE_CANDIDATE;
+    count_campaign(g, is_campaigning);
+    g->tries = is_campaigning ? g->tries : 0;
+}
+
+void group_campaign_waits(struct group *g)
+{
+    count_campaign(g, false);
+}
+
 // ---- executing an output -------------------------------------------------------------------------------------------
 
 static void hold_back(struct group *g, uint32_t node, const struct consensus_msg *m)
@@ -226,7 +240,7 @@ static void execute_role(struct group *g)
     struct consensus_status st;
     g->ops->status(g->replica, &st);
     host_liveness_list(g, st.leader_node);
-    count_campaign(g, st.role == ROLE_PRE_CANDIDATE || st.role == ROLE_CANDIDATE);
+    group_count_campaign(g);
     if (st.role == ROLE_LEADER) {
         h->metrics.elections += (!g->work || g->work->proposed_first == UINT64_MAX) && st.config->count > 1;
         host_wake(g, false);

@@ -250,10 +250,20 @@ void host_room(struct host *h)
 // A group that campaigns has messages on their way to all members and waits for a sync of the disk. If a
 // hundred thousand did so at once, answers would take seconds, time-outs would repeat what is still queued,
 // and beats would be stuck behind votes: nothing would come to an end. So those above a number wait for the
-// others, in order. True: `g` is put off.
+// others, in order. Who has asked in vain a few times waits again when others do: it may never be elected (the others
+// have lost their memory, say), and must not keep those from it that would be. True: `g` is put off.
 static bool is_put_off(struct host *h, struct group *g)
 {
-    if (g->leader_node == h->config.node_id || (g->flags & GROUP_CAMPAIGNS) || h->campaigns < HOST_CAMPAIGNS_MAX) {
+    if (g->leader_node == h->config.node_id) {
+        return false;
+    }
+    if (g->flags & GROUP_CAMPAIGNS) {
+        g->tries = g->tries < HOST_CAMPAIGN_TRIES ? (uint8_t)(g->tries + 1) : g->tries;
+        if (g->tries < HOST_CAMPAIGN_TRIES || h->campaign_next <= h->now) {
+            return false;
+        }
+        group_campaign_waits(g);
+    } else if (h->campaigns < HOST_CAMPAIGNS_MAX) {
         return false;
     }
     const uint64_t at = h->campaign_next > h->now ? h->campaign_next : h->now + HOST_NEWS_NS;
@@ -275,6 +285,7 @@ static void timers_run(struct host *h)
             consensus_out_reset(&out);
             g->ops->timeout(g->replica, h->now, &out);
             group_execute(g, &out, span_of(NULL, 0), 0);
+            group_count_campaign(g);  // It may have waited in between, which is no change of role.
         }
         group_timer_update(g);
         if (g->deadline <= h->now) {

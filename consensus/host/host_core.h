@@ -24,6 +24,7 @@ enum {
                                       // from its sockets.
     HOST_READY_BATCH = 2048,          // Ready groups run per turn, for the same reason.
     HOST_CAMPAIGNS_MAX = 2048,        // Groups that ask for votes at a time; the others wait for them,
+    HOST_CAMPAIGN_TRIES = 3,          // each until it has asked so often in vain,
     HOST_WORK_POOL = 1024,            // Free group_works kept.
     HOST_HANDLERS = 16,
     HOST_FEED_SLOTS = 64,             // Bits of group.feeding; with more peers several share one.
@@ -142,6 +143,7 @@ struct group {
     uint32_t leader_node;     // Whose by_leader list it is on.
     uint32_t refs;            // Notes and jobs that point here.
     uint16_t flags;
+    uint8_t tries;            // Campaigns that came to nothing since it last followed or led; stays at its maximum.
 };
 static_assert(sizeof(struct group) <= 152, "an idle group is one small struct (engine-notes 7.9)");
 
@@ -329,6 +331,8 @@ static inline bool group_is_gone(const struct group *g)
 // Executes what a step has put out. `records`/`first` are the entries of the input message, if it was an append.
 void group_execute(struct group *g, struct consensus_out *out, struct span records, uint64_t first);
 void group_timer_update(struct group *g);
+void group_count_campaign(struct group *g);    // It campaigns, or does not any more.
+void group_campaign_waits(struct group *g);    // It campaigns and makes room for another.
 void group_tell_members(struct group *g, const struct config *c);
 void group_fail(struct group *g, enum rc rc, const char *what);
 void group_lost(struct group *g);

@@ -2,6 +2,7 @@
 // Replicas that come, are behind, and go: taking another's place, slow learners, what deleted groups leave.
 // links: node/base proto gen consensus consensus/raft consensus/solo consensus/wal consensus/store consensus/host tests/sim
 #include "tests/unit/consensus/host_fixture.h"
+#include "consensus/host/host_core.h"
 #include <malloc.h>
 
 // What it was sent in the name of the one before is of no use to it, and that transfer's end tells it nothing.
@@ -236,6 +237,41 @@ START_TEST(groups_that_were_deleted_leave_nothing_in_memory)
 }
 END_TEST
 
+// Groups with a majority of live nodes, none of whose replicas but ours is there: they campaign for ever.
+static void add_hopeless(uint32_t node, uint64_t first, uint32_t count)
+{
+    struct sim_node *n = &s->nodes[node - 1];
+    const uint32_t other = 5 - node;
+    for (uint64_t id = first; id < first + count; id++) {
+        const struct group_spec spec = {
+            .group = id,
+            .engine = "raft",
+            .replica_id = id * 10,
+            .initial = {.count = 3,
+                        .members = {{.replica_id = id * 10, .node_id = node, .is_voter = true},
+                                    {.replica_id = id * 10 + 1, .node_id = 1, .is_voter = true},
+                                    {.replica_id = id * 10 + 2, .node_id = other, .is_voter = true}}},
+            .fsm = &nothing_fsm,
+        };
+        struct group *g;
+        ck_assert_int_eq(host_group_add(n->host, &spec, &g), RC_OK);
+    }
+    sim_node_wake(n, 0);
+}
+
+START_TEST(groups_that_cannot_be_elected_do_not_keep_others_from_it)
+{
+    start();
+    add_hopeless(2, 10000, HOST_CAMPAIGNS_MAX + 10);
+    add_hopeless(3, 20000, HOST_CAMPAIGNS_MAX + 10);
+    run_ms(3000);
+    crash(1);
+    run_ms(10000);
+    ck_assert_uint_ne(leader(0), 0);
+    ck_assert_int_eq(propose(leader(0), 0, 100), RC_OK);
+}
+END_TEST
+
 int main(void)
 {
     Suite *suite = suite_create("host members");
@@ -248,6 +284,7 @@ int main(void)
     tcase_add_test(t, a_replica_does_not_take_over_what_another_left_on_its_node);
     tcase_add_test(t, a_record_that_is_behind_gets_nothing_and_deletes_nothing);
     tcase_add_test(t, groups_that_were_deleted_leave_nothing_in_memory);
+    tcase_add_test(t, groups_that_cannot_be_elected_do_not_keep_others_from_it);
     suite_add_tcase(suite, t);
     SRunner *r = srunner_create(suite);
     srunner_run_all(r, CK_NORMAL);
