@@ -10,7 +10,7 @@
 // - a chunk that is not pinned and has no references is freed at once, unless it is a recovered file being
 // filled.
 // - memory given back stays readable until the turn after (graves): spans are borrowed until the end of the
-// turn.
+// turn, and the net reads ranges when the turn's submission has left: also what was given back within this turn stays.
 #include "consensus/store/arena.h"
 #include "node/base/limits.h"
 #include <stdlib.h>
@@ -44,13 +44,17 @@ static void memory_free(struct arena *a, uint8_t *mem, struct block *block, uint
     }
 }
 
-static void graves_clear(struct arena *a)
+// The first `count` of them.
+static void graves_clear(struct arena *a, uint32_t count)
 {
-    for (uint32_t i = 0; i < a->graves_count; i++) {
+    for (uint32_t i = 0; i < count; i++) {
+        a->graves_bytes -= a->graves[i].cap;
         memory_free(a, a->graves[i].mem, a->graves[i].block, a->graves[i].cap);
     }
-    a->graves_count = 0;
-    a->graves_bytes = 0;
+    a->graves_count -= count;
+    if (a->graves_count > 0) {
+        memmove(a->graves, a->graves + count, a->graves_count * sizeof(*a->graves));
+    }
 }
 
 static void pool_free(struct arena *a)
@@ -62,7 +66,7 @@ static void pool_free(struct arena *a)
 
 void arena_deinit(struct arena *a)
 {
-    graves_clear(a);
+    graves_clear(a, a->graves_count);
     for (uint32_t i = 0; i < a->table_len; i++) {
         if (a->table[i] != NULL) {
             if (a->table[i]->block != NULL) {
@@ -336,7 +340,7 @@ const struct piece *arena_piece(const struct arena *a, uint64_t ref, uint64_t *o
 
 void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
 {
-    graves_clear(a);
+    graves_clear(a, a->graves_before);
     const uint64_t budget = a->is_idle ? 0 : a->budget;
     for (struct list *l = a->memory.next; l != &a->memory && a->bytes > budget;) {
         struct chunk *c = list_entry(l, struct chunk, link);
@@ -350,6 +354,7 @@ void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
             chunk_bury(a, c);
         }
     }
+    a->graves_before = a->graves_count;
     if (!a->is_idle) {
         a->is_trimmed = false;
     } else if (!a->is_trimmed && a->graves_count == 0) {

@@ -82,7 +82,7 @@ struct arena {
     uint32_t range_bytes;  // Longest range handed to the WAL unless it is one record.
     uint8_t *pool[ARENA_POOL];
     uint32_t pool_count;
-    // Memory given back in this turn: spans handed out earlier in the turn may still point to it.
+    // Memory given back in this turn, or since the last: spans handed out earlier in the turn may still point to it.
     struct grave {
         uint8_t *mem;
         struct block *block;
@@ -90,6 +90,7 @@ struct arena {
     } * graves;
     uint32_t graves_count;
     uint32_t graves_cap;
+    uint32_t graves_before;  // So many are of the turn before: they go at the end of this one.
     uint64_t graves_bytes;
 };
 

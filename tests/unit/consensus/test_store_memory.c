@@ -180,6 +180,40 @@ START_TEST(an_evicted_record_stays_readable_until_the_end_of_the_turn)
 }
 END_TEST
 
+// A state machine deletes a group in the turn in which ranges of its log were handed to the net, which writes them behind
+// the log's submission.
+START_TEST(ranges_of_a_log_that_is_deleted_stay_readable_until_the_turn_is_over)
+{
+    enum { LEN = 20000 };  // In a chunk of its own, which nobody shares.
+    append(&fx, 1, 1, LEN);
+    settle(&fx);
+    struct iovec iov[4];
+    int count = 0;
+    uint32_t entries = 0;
+    struct term_run runs[4];
+    uint8_t runs_count = 0;
+    ck_assert_int_eq(glog_ranges(log_of(&fx, 1), 1, 1, 1 << 20, iov, 4, &count, &entries, runs, 4, &runs_count), RC_OK);
+    ck_assert_int_eq(count, 1);
+    uint8_t *before = mem_alloc(iov[0].iov_len);
+    memcpy(before, iov[0].iov_base, iov[0].iov_len);
+    glog_delete(log_of(&fx, 1));
+    fx.logs[1] = NULL;
+    flush(&fx);
+    uint8_t *others[8];
+    for (int i = 0; i < 8; i++) {
+        others[i] = mem_alloc(iov[0].iov_len);  // What was freed is used anew.
+        memset(others[i], 0xee, iov[0].iov_len);
+    }
+    ck_assert_mem_eq(before, iov[0].iov_base, iov[0].iov_len);
+    for (int i = 0; i < 8; i++) {
+        free(others[i]);
+    }
+    free(before);
+    flush(&fx);
+    ck_assert_uint_eq(fx.workers[0]->arena.graves_bytes, 0);
+}
+END_TEST
+
 START_TEST(a_cold_read_takes_many_in_order_and_stops_at_its_bound)
 {
     fixture_deinit(&fx);
@@ -596,6 +630,7 @@ int main(void)
     tcase_add_test(t, ranges_are_contiguous_records_with_their_terms);
     tcase_add_test(t, over_budget_only_what_is_durable_leaves_memory_and_is_read_back_from_the_wal);
     tcase_add_test(t, an_evicted_record_stays_readable_until_the_end_of_the_turn);
+    tcase_add_test(t, ranges_of_a_log_that_is_deleted_stay_readable_until_the_turn_is_over);
     tcase_add_test(t, a_cold_read_takes_many_in_order_and_stops_at_its_bound);
     tcase_add_test(t, truncated_entries_are_gone_from_every_structure);
     tcase_add_test(t, a_cold_read_under_way_never_returns_what_is_truncated_meanwhile);
