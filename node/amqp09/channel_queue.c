@@ -106,7 +106,9 @@ void channel_queues_pause(struct channel *ch, bool is_paused)
     list_each(item, &ch->queues)
     {
         struct channel_queue *cq = list_entry(item, struct channel_queue, link);
-        if (cq->session && !cq->is_ended && cq->consumers_count > 0 && cq->is_paused != is_paused) {
+        // It goes on whoever is left: a later consumer or a basic.get would wait for ever.
+        const bool is_wanted = !is_paused || cq->consumers_count > 0;
+        if (cq->session && !cq->is_ended && is_wanted && cq->is_paused != is_paused) {
             cq->is_paused = is_paused;
             queue_session_pause(cq->session, is_paused);
         }

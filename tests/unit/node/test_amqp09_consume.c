@@ -181,6 +181,30 @@ START_TEST(cancel_is_answered_by_the_queue_and_unknown_tags_at_once)
 }
 END_TEST
 
+START_TEST(who_cancels_while_it_does_not_read_gets_what_it_asks_for_later)
+{
+    begin(0);
+    consume(false);
+    static char body[100001];
+    memset(body, 'z', sizeof(body) - 1);
+    struct queue_session *s = stub_session("q");
+    SEND(t, 1, basic_cancel, .consumer_tag = span_str("ct"));
+    uint64_t n = 0;
+    while (!s->is_paused && n < 100) {
+        stub_deliver("q", 1, ++n, body);
+    }
+    ck_assert(s->is_paused);
+    s->cb->cancel_done(s->ctx, s, 1);
+    for (uint64_t i = 0; i < n; i++) {
+        expect_deliver(body, false);
+    }
+    EXPECT(t, 1, BASIC_CANCEL_OK);
+    ck_assert(t->is_reading);
+    ck_assert(!s->is_paused);
+    end();
+}
+END_TEST
+
 START_TEST(a_lost_consumer_is_told_to_those_who_ask)
 {
     begin(_i);
@@ -492,6 +516,7 @@ int main(void)
     ADD(what_came_back_carries_its_counts_sorted_into_the_headers);
     ADD(bodies_are_split_to_the_frame_max_agreed_and_headers_never_exceed_it);
     ADD(a_client_that_does_not_read_gets_no_more_deliveries);
+    ADD(who_cancels_while_it_does_not_read_gets_what_it_asks_for_later);
     ADD(a_large_body_is_shared_until_the_socket_has_taken_it);
     ADD(a_connection_that_ends_lets_go_of_large_bodies);
     ADD(get_answers_message_and_count_or_empty);
