@@ -74,6 +74,7 @@ struct channel_queue {
     uint32_t reply_count;  // gets and purges under way
     bool is_full;          // Counted in connection.throttles.
     bool is_paused;        // Deliveries are paused.
+    bool has_silent_loss;  // The queue took a consumer away and the client could not be told.
 };
 
 // An answer the channel waits for. Outlives the channel (then `channel` is NULL) until the answer comes.

@@ -312,9 +312,9 @@ void channel_consumer_lost(struct channel_queue *cq, uint32_t consumer)
 {
     struct channel *ch = cq->channel;
     struct consumer *k = channel_consumer(ch, consumer);
-    if (k) {
-        (void)consumer_lost(ch,
-                            k);  // Without the capability the consumer just goes silent (data-plane §1.12).
+    // Without the capability the consumer just goes silent (data-plane §1.12), unless `ended` finds that the queue lives on.
+    if (k && !consumer_lost(ch, k)) {
+        cq->has_silent_loss = true;
     }
 }
 

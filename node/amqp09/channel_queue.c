@@ -249,7 +249,8 @@ static void ended(void *ctx, struct queue_session *s, bool is_deleted)
     if (!channel_is_open(ch)) {
         return;
     }
-    if (is_in_doubt || (!channel_consumers_lost(ch, cq) && !is_deleted)) {
+    const bool is_told = channel_consumers_lost(ch, cq) && !cq->has_silent_loss;
+    if (is_in_doubt || (!is_told && !is_deleted)) {
         struct span vhost = ch->connection->vhost_name;
         channel_fail(ch, REPLY_PRECONDITION_FAILED, 0, "session with queue '%.*s' in vhost '%.*s' ended",
                      (int)cq->name.len, (const char *)cq->name.ptr, (int)vhost.len, (const char *)vhost.ptr);

@@ -181,6 +181,35 @@ START_TEST(cancel_is_answered_by_the_queue_and_unknown_tags_at_once)
 }
 END_TEST
 
+// A consumer without a word and without messages would wait for ever: what cannot be told closes the channel, unless the
+// queue was deleted.
+START_TEST(a_consumer_whose_session_ended_closes_the_channel_of_those_who_do_not_ask)
+{
+    begin(_i);
+    client_stop(t);
+    struct amqp09_config config = client_config();
+    t->chop = (size_t)_i;
+    client_start(t, &config, true);
+    client_login(t, "u", false);
+    client_tune_and_open(t, 2047, 131072, 60);
+    client_channel(t, 1);
+    consume(false);
+    struct queue_session *s = stub_session("q");
+    s->cb->consumer_lost(s->ctx, s, 1);
+    s->cb->ended(s->ctx, s, false);
+    expect_channel_close(t, 1, 406, "PRECONDITION_FAILED - session with queue 'q' in vhost '/' ended");
+    client_channel(t, 2);
+    SEND(t, 2, basic_consume, .queue = span_str("q"), .consumer_tag = span_str("ct"));
+    s = stub_session("q");
+    s->cb->consume_done(s->ctx, s, 1, RC_OK);
+    EXPECT(t, 2, BASIC_CONSUME_OK);
+    s->cb->consumer_lost(s->ctx, s, 1);
+    s->cb->ended(s->ctx, s, true);
+    expect_nothing(t);
+    end();
+}
+END_TEST
+
 START_TEST(who_cancels_while_it_does_not_read_gets_what_it_asks_for_later)
 {
     begin(0);
@@ -512,6 +541,7 @@ int main(void)
     ADD(frames_behind_a_pending_consume_wait_and_other_channels_go_on);
     ADD(too_much_waiting_stops_the_reading_and_nothing_is_lost);
     ADD(cancel_is_answered_by_the_queue_and_unknown_tags_at_once);
+    ADD(a_consumer_whose_session_ended_closes_the_channel_of_those_who_do_not_ask);
     ADD(a_lost_consumer_is_told_to_those_who_ask);
     ADD(what_came_back_carries_its_counts_sorted_into_the_headers);
     ADD(bodies_are_split_to_the_frame_max_agreed_and_headers_never_exceed_it);
