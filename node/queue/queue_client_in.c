@@ -180,6 +180,9 @@ void queue_client_refused(struct queue_session *s, uint32_t attach)
             const struct queue_pending_item *item = queue_pending_at(p, seq);
             assert(!item->block || item->block->refs == 1);  // Never the log's bytes: nothing was sent yet.
             memcpy(item->ptr + offsetof(struct queue_command_wire, counter), &s->id.counter, sizeof(s->id.counter));
+            if (item->block) {
+                block_set_sum(item->block, 0, 0, 0);  // It is of the bytes before.
+            }
         }
     }
     queue_link_seek(s->link, 0);
