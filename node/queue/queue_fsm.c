@@ -3,8 +3,8 @@
 //
 // Every session command is first held against the session's last applied seq: the next one is applied, an older one
 // only answered, one too far ahead only named as a gap. So whatever the leader's side proposed twice or in
-// vain, the state moves once. After each command come limits and checkout, in this order: a message that is
-// over the limit is never delivered, and one that is delivered no longer counts.
+// vain, the state moves once. After each command come checkout and limits, in this order: what is delivered no longer counts,
+// and who has credit gets a message before it is dropped for being one too many.
 //
 // Not here: reading messages, sending, time. The stamp of the command is the only clock.
 #include "node/queue/queue_fsm_parts.h"
@@ -166,7 +166,7 @@ static void enforce_limits(struct queue_fsm *f)
     }
     f->is_rejecting = false;
     struct queue_returned m;
-    while (is_over(f) && queue_fsm_pop_head(f, &m)) {
+    while (!f->has_more && is_over(f) && queue_fsm_pop_head(f, &m)) {
         queue_fsm_drop(f, m.ref);
     }
 }
@@ -357,11 +357,8 @@ void queue_fsm_apply(struct queue_fsm *f, uint64_t index, struct span payload, s
     } else if (c.fixed.kind == QUEUE_COMMAND_NODE_DOWN) {
         queue_node_down_apply(f, c.node_down.node, c.node_down.incarnation, fx);
     }
-    enforce_limits(f);
     queue_fsm_checkout(f, fx);
-    if (f->settings.is_reject_publish && f->is_rejecting) {
-        enforce_limits(f);  // Checkout may have brought it down to 80 %.
-    }
+    enforce_limits(f);
 }
 
 // ---- invariant -----------------------------------------------------------------------------------------------------

@@ -177,6 +177,40 @@ START_TEST(drop_head_drops_the_oldest_once_there_is_one_too_many)
 }
 END_TEST
 
+// data-plane §4.2 and rabbit_fifo: who has credit is served before the limit is looked at.
+START_TEST(a_message_given_back_to_a_full_queue_goes_to_who_waits_for_one_and_is_not_dropped)
+{
+    struct queue_settings s = kit_settings();
+    s.max_length = 2;
+    s.metadata_version = 1;
+    kit_configure(&k, s);
+    kit_consume(&k, b, 1, 1, 0);
+    const uint64_t first = kit_publish(&k, a, -1, "m");
+    kit_publish(&k, a, -1, "m");
+    kit_publish(&k, a, -1, "m");
+    ck_assert_uint_eq(k.fsm.ready_count, 2);
+    kit_settle(&k, b, 1, 1, 1, QUEUE_RELEASE);
+    ck_assert_uint_eq(k.fsm.ready_count, 2);
+    ck_assert_uint_eq(k.fsm.unacked_count, 1);
+    ck_assert_uint_eq(index_held(b, 1, 0), first);
+}
+END_TEST
+
+START_TEST(a_queue_of_length_zero_passes_messages_on_to_consumers_that_wait)
+{
+    struct queue_settings s = kit_settings();
+    s.max_length = 0;
+    s.metadata_version = 1;
+    kit_configure(&k, s);
+    kit_consume(&k, b, 1, 1, 0);
+    const uint64_t first = kit_publish(&k, a, -1, "m");
+    ck_assert_uint_eq(k.fsm.unacked_count, 1);
+    ck_assert_uint_eq(index_held(b, 1, 0), first);
+    kit_publish(&k, a, -1, "m");
+    ck_assert_uint_eq(k.fsm.ready_count, 0);
+}
+END_TEST
+
 START_TEST(drop_head_eats_returned_messages_first_and_then_the_highest_priority)
 {
     struct queue_settings s = kit_settings();
@@ -602,6 +636,8 @@ static TCase *all_tests(void)
     tcase_add_test(t, a_range_settles_what_is_left_in_it);
     tcase_add_test(t, one_message_never_settled_does_not_make_the_list_grow);
     tcase_add_test(t, drop_head_drops_the_oldest_once_there_is_one_too_many);
+    tcase_add_test(t, a_message_given_back_to_a_full_queue_goes_to_who_waits_for_one_and_is_not_dropped);
+    tcase_add_test(t, a_queue_of_length_zero_passes_messages_on_to_consumers_that_wait);
     tcase_add_test(t, drop_head_eats_returned_messages_first_and_then_the_highest_priority);
     tcase_add_test(t, the_byte_limit_is_strict_and_unacked_bytes_do_not_count);
     tcase_add_test(t, reject_publish_keeps_the_one_that_went_over_and_accepts_again_at_80_percent);
