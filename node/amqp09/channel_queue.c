@@ -88,8 +88,10 @@ void channel_queues_release(struct channel *ch)
 
 void channel_queues_trim(struct channel *ch)
 {
-    if (map_count(&ch->queues_by_group) < CHANNEL_QUEUES_MAX) {
-        return;
+    uint64_t kept, acks;
+    channel_tx_counts(ch, &kept, &acks);
+    if (map_count(&ch->queues_by_group) < CHANNEL_QUEUES_MAX || kept > 0) {
+        return;  // A commit publishes into the sessions there were.
     }
     list_each(item, &ch->queues)
     {

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { STUB_QUEUES = 8, STUB_SESSIONS = 64, STUB_OPS = 64 };
+enum { STUB_QUEUES = 1100, STUB_SESSIONS = 1200, STUB_OPS = 64 };  // More queues than a channel keeps sessions with.
 
 struct stub_queue {
     struct broker_queue pub;
@@ -55,6 +55,7 @@ struct broker {
     struct broker_exchange exchanges[4];  // "", "x", "internal", "nowhere"
     struct stub_op ops[STUB_OPS];
     uint32_t ops_head, ops_count;
+    uint32_t queues_count;
     const struct broker_queue *route[STUB_QUEUES];
     struct buf log;
     uint64_t now_ns;
@@ -103,8 +104,9 @@ static struct stub_queue *stub_queue_add(const char *name)
         struct stub_queue *q = &stub.queues[i];
         if (q->name[0] == 0 || (!q->exists && strcmp(q->name, name) == 0)) {
             bool is_again = q->name[0] != 0;
+            stub.queues_count += !is_again;
             snprintf(q->name, sizeof(q->name), "%s", name);
-            q->target = (struct queue_target){.group = 100 + i + (is_again ? 50 : 0)};
+            q->target = (struct queue_target){.group = 100 + i + (is_again ? STUB_QUEUES : 0)};
             q->pub = (struct broker_queue){.name = span_str(q->name), .is_durable = true, .target = &q->target};
             q->exists = true;
             stub.version++;
@@ -163,7 +165,7 @@ const struct broker_exchange *broker_exchange_find(struct broker_vhost *v, struc
 }
 const struct broker_queue *broker_queue_find(struct broker_vhost *v, struct span name)
 {
-    for (int i = 0; i < STUB_QUEUES; i++) {
+    for (uint32_t i = 0; i < v->broker->queues_count; i++) {
         struct stub_queue *q = &v->broker->queues[i];
         if (q->exists && span_equal(q->pub.name, name)) {
             return &q->pub;
@@ -213,7 +215,7 @@ void broker_route(struct broker *b, struct broker_vhost *v, const struct broker_
     (void)headers;
     b->routed++;
     uint32_t n = 0;
-    for (int i = 0; i < STUB_QUEUES; i++) {
+    for (uint32_t i = 0; i < b->queues_count; i++) {
         bool is_hit = x->name.len > 0 && span_equal(x->name, span_str("x"));
         for (uint32_t k = 0; x->name.len == 0 && k < keys_count; k++) {
             is_hit = is_hit || span_equal(keys[k], b->queues[i].pub.name);
@@ -312,7 +314,7 @@ struct queue_session *queue_session_open(struct queue_service *q, const struct q
     s->service = q;
     s->cb = cb;
     s->ctx = ctx;
-    for (int i = 0; i < STUB_QUEUES; i++) {
+    for (uint32_t i = 0; i < stub.queues_count; i++) {
         if (stub.queues[i].exists && stub.queues[i].pub.target->group == t->group) {
             s->queue = &stub.queues[i];
         }

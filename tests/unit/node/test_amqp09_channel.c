@@ -296,6 +296,32 @@ START_TEST(transactions_have_their_errors)
 }
 END_TEST
 
+START_TEST(a_transaction_reaches_more_queues_than_a_channel_keeps_sessions_with)
+{
+    begin(0);
+    SEND(t, 1, tx_select, );
+    EXPECT(t, 1, TX_SELECT_OK);
+    enum { COUNT = CHANNEL_QUEUES_MAX + 10 };
+    stub.service.is_quiet = true;
+    char name[COUNT][16];
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(name[i], sizeof(name[i]), "many%d", i);
+        stub_queue_add(name[i]);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        publish(t, 1, "", name[i], "a");
+    }
+    turn(t);
+    SEND(t, 1, tx_commit, );
+    ck_assert_uint_eq(stub.service.published, COUNT);
+    for (int i = 0; i < COUNT; i++) {
+        stub_settle(name[i], 1);
+    }
+    EXPECT(t, 1, TX_COMMIT_OK);
+    end();
+}
+END_TEST
+
 START_TEST(a_commit_into_a_queue_that_is_gone_is_506)
 {
     begin(_i);
@@ -332,6 +358,7 @@ int main(void)
     ADD(a_commit_publishes_then_settles_then_waits_for_the_queues);
     ADD(a_rollback_forgets_publishes_and_unsettles);
     ADD(transactions_have_their_errors);
+    ADD(a_transaction_reaches_more_queues_than_a_channel_keeps_sessions_with);
     ADD(a_commit_into_a_queue_that_is_gone_is_506);
     return suite_run("amqp09_channel", c);
 }
