@@ -6,14 +6,18 @@
 // Outcomes are gathered over a loop turn and told at its end: everything up to the lowest open publish with
 // multiple acks, the rest one by one.
 //
-// Owner thread: the channel's. Memory: one 32-bit word per open publish, grown by doubling.
+// Owner thread: the channel's. Memory: one 32-bit word per publish since the oldest open one, grown by doubling; but few
+// that stay open for long, while many others come and go, are put aside, so that it follows the number of open ones.
 #pragma once
 #include "node/base/buf.h"
+#include "node/base/map.h"
 
 struct confirms {
     bool is_on;
     uint64_t next;   // Number of the next publish; the first is 1.
-    uint64_t head;   // Lowest number whose outcome has not been told.
+    uint64_t head;   // Lowest number in the ring whose outcome has not been told.
+    uint64_t open;   // Numbers whose outcome has not been told.
+    struct map late; // Those of them below head: their words, shifted by one, with a bit that says that they are there.
     uint32_t *ring;  // By number: open queues and flags.
     uint32_t cap;    // Power of two or 0.
     uint64_t *done;  // Numbers that got their outcome since the last flush.
@@ -34,5 +38,5 @@ static inline bool confirms_has_news(const struct confirms *c)
 }
 static inline uint64_t confirms_open(const struct confirms *c)
 {
-    return c->next - c->head;
+    return c->open;
 }

@@ -111,6 +111,81 @@ START_TEST(a_run_is_one_frame_and_nacks_split_it)
 }
 END_TEST
 
+// Most are settled soon and in order, one in 500 by a queue that answers late or only at the end.
+START_TEST(outcomes_are_told_truly_and_once_though_some_stay_open_for_long)
+{
+    enum { COUNT = 12000, NEVER = COUNT + 1 };
+    static uint8_t told[COUNT + 1], truth[COUNT + 1];
+    static uint32_t due[COUNT + 1];
+    memset(told, 0, sizeof(told));
+    memset(truth, 0, sizeof(truth));
+    struct rng rng;
+    rng_seed(&rng, (uint64_t)_i + 1);
+    struct confirms c;
+    struct buf out;
+    confirms_init(&c);
+    buf_init(&out);
+    uint64_t open = 0;
+    for (uint32_t now = 1; now <= NEVER; now++) {
+        if (now <= COUNT) {
+            ck_assert_uint_eq(confirms_add(&c, 1), now);
+            const bool is_late = rng_below(&rng, 500) == 0;
+            due[now] = is_late ? now + (uint32_t)rng_below(&rng, COUNT) : now + (uint32_t)rng_below(&rng, 30);
+            due[now] = due[now] > COUNT ? NEVER : due[now];
+            open++;
+        }
+        for (uint32_t n = 1; n <= COUNT && n <= now; n++) {
+            if (due[n] == now) {
+                const bool is_rejected = rng_below(&rng, 10) == 0;
+                confirms_settle(&c, n, is_rejected);
+                truth[n] = is_rejected ? NACKED : ACKED;
+                open--;
+            }
+        }
+        if (now == NEVER || rng_below(&rng, 10) == 0) {
+            confirms_flush(&c, &out, 1);
+            read_frames(&out, told, COUNT);
+            ck_assert_mem_eq(told, truth, sizeof(told));
+            ck_assert_uint_eq(confirms_open(&c), open);
+        }
+    }
+    ck_assert_uint_eq(confirms_open(&c), 0);
+    confirms_deinit(&c);
+    buf_deinit(&out);
+}
+END_TEST
+
+START_TEST(one_publish_that_stays_open_does_not_grow_memory_with_those_behind_it)
+{
+    struct confirms c;
+    struct buf out;
+    confirms_init(&c);
+    buf_init(&out);
+    const uint64_t stuck = confirms_add(&c, 2);
+    confirms_settle(&c, stuck, true);
+    for (int i = 0; i < 1000000; i++) {
+        confirms_settle(&c, confirms_add(&c, 1), false);
+        confirms_flush(&c, &out, 1);
+        out.len = 0;
+    }
+    ck_assert_uint_le(c.cap, 4096);
+    ck_assert_uint_eq(confirms_open(&c), 1);
+    confirms_settle(&c, stuck, false);
+    for (int i = 0; i < 3; i++) {
+        confirms_settle(&c, confirms_add(&c, 1), false);
+    }
+    confirms_flush(&c, &out, 1);
+    struct buf expected;
+    buf_init(&expected);
+    amqp_send_basic_nack(&expected, 1, &(struct amqp_basic_nack){.delivery_tag = stuck, .requeue = true});
+    amqp_send_basic_ack(&expected, 1, &(struct amqp_basic_ack){.delivery_tag = 1000004, .multiple = true});
+    ck_assert(span_equal(buf_span(&out), buf_span(&expected)));
+    confirms_deinit(&c);
+    buf_deinit(&out);
+    buf_deinit(&expected);
+}
+END_TEST
+
 // ---- unacked ------------------------------------------------------------------------------------
 
 START_TEST(random_acks_match_a_plain_array)
@@ -211,6 +286,8 @@ int main(void)
     tcase_set_timeout(c, 60);
     tcase_add_loop_test(c, random_outcomes_are_told_truly_and_once, 0, 5);
     tcase_add_test(c, a_run_is_one_frame_and_nacks_split_it);
+    tcase_add_loop_test(c, outcomes_are_told_truly_and_once_though_some_stay_open_for_long, 0, 3);
+    tcase_add_test(c, one_publish_that_stays_open_does_not_grow_memory_with_those_behind_it);
     tcase_add_loop_test(c, random_acks_match_a_plain_array, 0, 5);
     tcase_add_test(c, one_stuck_delivery_does_not_grow_memory);
     tcase_add_test(c, entries_put_back_are_found_in_order);
