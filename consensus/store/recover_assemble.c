@@ -223,7 +223,7 @@ static bool has_foreign_tail(const struct recovery *r, const struct finding *f, 
         return false;
     }
     if (g->window_count > 0 && g->window_first <= s->index) {
-        return g->last > s->index && window_term(f, s->index) != s->term;
+        return g->last >= s->index && window_term(f, s->index) != s->term;
     }
     // Not by where it lies: it may have been merged, but then the segment it came in stays until the mark is durable.
     const struct found_run *received = received_of(g, runs, count);
@@ -260,6 +260,8 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
     }
     if (has_foreign_tail(r, f, runs, count)) {
         finding_cut(f, snapshot + 1);
+        // Before anything is written behind the snapshot: the next start would find that behind the other history.
+        glog_put_control(g, RECORD_TRUNCATE, RECORD_FLAG_INSTALLED, snapshot + 1, g->snapshot->term, (struct span){0});
     }
     take_runs(r, f, runs, count);
     uint64_t wanted = g->window_count > 0 ? g->window_first + g->window_count - 1 : 0;

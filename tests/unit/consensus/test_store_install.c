@@ -183,6 +183,38 @@ START_TEST(a_crash_right_after_an_install_shows_old_or_new_and_nothing_between)
 }
 END_TEST
 
+// The start that finds the mark missing lays it down again: else the next one finds the other history still behind the
+// snapshot, and takes what was written and acknowledged since for a part of it.
+START_TEST(what_was_written_behind_a_snapshot_whose_mark_was_lost_is_found_by_the_next_start_too)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    static const uint32_t lengths[] = {60, 41, 40, 39};  // Of the other history, in the WAL or in a segment already.
+    append_many(to, 1, 2, 77, lengths[_i / 2]);
+    if (_i % 2 == 1) {
+        to->models[1].snapshots_refused = true;
+        roll_file(to);
+    }
+    ck_assert_int_eq(transfer(to, 1000), RC_OK);
+    fixture_close(to);
+    sim_disk_kill(to->disk);
+    fixture_open(to);
+    ck_assert_uint_eq(to->found[1].last, 40);
+    model_install(to, 1);
+    append_many(to, 1, 4, 10, 13);
+    settle(to);
+    check_group(to, 1);
+    crash_and_check(to, NULL);
+    ck_assert_uint_eq(to->found[1].last, 53);
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
 START_TEST(a_crash_at_any_disk_operation_of_an_install_shows_old_or_new)
 {
     append_many(&fx, 1, 3, 300, 40);
@@ -490,6 +522,7 @@ int main(void)
     tcase_add_loop_test(t, a_snapshot_with_its_live_entries_reaches_another_node, 0, 2);
     tcase_add_loop_test(t, an_installed_snapshot_replaces_a_conflicting_log, 0, 2);
     tcase_add_test(t, a_crash_right_after_an_install_shows_old_or_new_and_nothing_between);
+    tcase_add_loop_test(t, what_was_written_behind_a_snapshot_whose_mark_was_lost_is_found_by_the_next_start_too, 0, 8);
     tcase_add_loop_test(t, a_crash_at_any_disk_operation_of_an_install_shows_old_or_new, 0, 8);
     tcase_add_test(t, a_received_snapshot_that_was_merged_before_its_mark_was_durable_lets_no_other_history_go_on_behind_it);
     tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
