@@ -185,7 +185,7 @@ struct local_change {
 static void local_answer(void *arg)
 {
     struct local_change *l = arg;
-    ctl_object(l->request, json_pack("{s:s, s:s, s:I}", "result", code_name(l->rc), "text", l->text, "leader",
+    ctl_object(l->request, json_pack("{s:s, s:o, s:I}", "result", code_name(l->rc), "text", json_text(l->text), "leader",
                                      (json_int_t)l->leader));
     free(l);
 }

@@ -78,6 +78,9 @@ void request_banner(struct ctl_request *r, const char *banner)
 
 void ctl_answer(struct ctl_request *r, json_t *answer)
 {
+    if (!answer) {  // jansson makes nothing of what is not UTF-8.
+        answer = json_pack("{s:i, s:s}", "exit", EXIT_SOFTWARE, "error", "the answer holds text that is not UTF-8");
+    }
     if (r->banner) {
         json_object_set_new(answer, "banner", r->banner);
     }
@@ -91,7 +94,7 @@ void ctl_ok(struct ctl_request *r, const char *message)
 {
     json_t *a = json_pack("{s:i, s:s, s:s}", "exit", EXIT_OK, "result", "ok", "node", r->ctl->config.node_name);
     if (message) {
-        json_object_set_new(a, "message", json_string(message));
+        json_object_set_new(a, "message", json_text(message));
     }
     ctl_answer(r, a);
 }
@@ -103,7 +106,7 @@ void ctl_error(struct ctl_request *r, int exit_code, const char *format, ...)
     va_start(args, format);
     vsnprintf(text, sizeof(text), format, args);
     va_end(args);
-    ctl_answer(r, json_pack("{s:i, s:s}", "exit", exit_code, "error", text));
+    ctl_answer(r, json_pack("{s:i, s:o}", "exit", exit_code, "error", json_text(text)));
 }
 
 void ctl_object(struct ctl_request *r, json_t *object)
@@ -194,6 +197,25 @@ json_t *json_span(struct span s)
     return text;
 }
 
+json_t *json_text(const char *text)
+{
+    size_t n = strlen(text);
+    json_t *t = json_stringn(text, n);
+    for (int cut = 0; !t && cut < 3 && n > 0 && (text[n - 1] & 0x80); cut++) {
+        t = json_stringn(text, --n);
+    }
+    if (t) {
+        return t;
+    }
+    char *plain = mem_strndup(text, strlen(text));
+    for (char *p = plain; *p; p++) {
+        *p = *p & 0x80 ? '?' : *p;
+    }
+    t = json_string(plain);
+    free(plain);
+    return t;
+}
+
 static json_t *json_value(const struct table_value *v)
 {
     int64_t n;
@@ -270,10 +292,25 @@ static bool forward(struct ctl_request *r)
     return true;
 }
 
+// Verbs rely on it that what they were given as an argument is a text.
+static bool has_texts_only(json_t *args)
+{
+    for (size_t i = 0; i < json_array_size(args); i++) {
+        if (!json_is_string(json_array_get(args, i))) {
+            return false;
+        }
+    }
+    return true;
+}
+
 void ctl_run(struct ctl *c, json_t *request, ctl_done_fn *done, void *ctx)
 {
     struct ctl_request *r = mem_zalloc(sizeof(*r));
     *r = (struct ctl_request){.ctl = c, .request = json_incref(request), .done = done, .ctx = ctx};
+    if (!has_texts_only(json_object_get(request, "args"))) {
+        ctl_error(r, EXIT_USAGE, "Error (argument validation): an argument is not a text");
+        return;
+    }
     const char *name = json_string_value(json_object_get(request, "verb"));
     if (forward(r)) {
         return;

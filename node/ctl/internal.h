@@ -125,5 +125,6 @@ void ctl_socket_stop(struct ctl *c);
 json_t *alarms_json(struct ctl *c);  // New reference.
 void alarms_status(struct ctl *c, json_t *status);
 json_t *json_span(struct span s);  // Non-UTF-8 bytes become base64.
+json_t *json_text(const char *text);   // What was cut off inside a character loses the rest of it; other bytes that are not UTF-8 become '?'.
 // AMQP arguments as an array of [key, type, value], as RabbitMQ's JSON has them.
 json_t *json_table(struct span table);

@@ -234,8 +234,8 @@ static void on_swept(void *ctx, enum rc rc, const char *text)
     snprintf(result, sizeof(result), ok ? "ok" : "error: %s",
              rc == RC_INVALID ? "the last node cannot be removed" : text);
     if (!ok || !s->only_errors) {
-        s->rows[c->at] = json_pack("[o, o, i, s]", json_span(span_str(item->vhost)),
-                                   json_span(span_str(item->name)), (int)item->size + by, result);
+        s->rows[c->at] = json_pack("[o, o, i, o]", json_span(span_str(item->vhost)),
+                                   json_span(span_str(item->name)), (int)item->size + by, json_text(result));
     }
     free(c);
     s->in_flight--;

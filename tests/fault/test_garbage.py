@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """Bytes thrown at every port: random, truncated, oversized, wrong headers. No crash, no growth, service goes on."""
-import os, random, socket, struct, sys, time
+import json, os, random, socket, struct, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from warren import *
 
@@ -55,6 +55,35 @@ def cluster_port(c):
         throw(25671 + rng.choice([1, 2, 3]), data)
 
 
+VERBS = [("list_queues", 0), ("delete_queue", 1), ("quorum_status", 1), ("transfer_leadership", 2), ("add_member", 2), ("grow", 2), ("shrink", 1), ("rebalance", 1),
+         ("join_cluster", 1), ("forget_cluster_node", 1), ("await_online_nodes", 1), ("set_disk_free_limit", 1), ("add_user", 2), ("set_permissions", 4),
+         ("list_user_permissions", 1), ("local_member", 1), ("local_change", 5), ("local_leaders", 1), ("nothing", 1)]
+WRONG = [1, None, [], {}, True, "", "x" + "\u00e9" * 3000, "xy" + "\u00e9" * 3000, "x" * 5000]  # Texts that are cut off behind and inside of a character.
+
+
+def command_socket(c):
+    """Every verb with arguments of the wrong kind, and too long ones; lines that are no request. Whatever is asked is answered."""
+    def ask(line, answered=True):
+        s = socket.socket(socket.AF_UNIX)
+        s.settimeout(20)
+        s.connect(f"{build}/local-cluster/{rng.choice(['n1', 'n2', 'n3'])}/control.sock")
+        s.sendall(line + b"\n")
+        got = b""
+        while answered and not got.endswith(b"\n"):
+            more = s.recv(65536)
+            assert more, f"no answer to {line[:100]}"
+            got += more
+        s.close()
+    for line in (b"", b"{", b"[]", b"7", rng.randbytes(3000).replace(b"\n", b"")): ask(line, answered=False)
+    for verb, count in VERBS:
+        for wrong in WRONG:
+            request = {"verb": verb, "args": [wrong] * count, "options": {"timeout": "0.1"}}
+            if isinstance(wrong, str): request["options"]["vhost"] = rng.choice(["/", wrong])
+            ask(json.dumps(request, ensure_ascii=False).encode())
+    for wrong in WRONG:
+        for name in ("verb", "args", "options", "node"): ask(json.dumps({"verb": "status", name: wrong}, ensure_ascii=False).encode())
+
+
 def half_open(c):
     """Many connections that say nothing, or half of something."""
     kept = []
@@ -83,5 +112,6 @@ with Cluster(3) as c:
         return wrong
     t.run("the AMQP port survives whatever is thrown at it", check, amqp)
     t.run("the cluster port survives whatever is thrown at it", check, cluster_port)
+    t.run("the command socket survives whatever is asked of it", check, command_socket)
     t.run("connections that say nothing cost nothing lasting", check, half_open)
 t.end()
