@@ -102,12 +102,15 @@ static void raise_descriptor_limit(void)
 static sigset_t signals;       // Those that end the process; blocked everywhere, taken by the main thread.
 static bool is_told_to_end;    // Somebody else sent one: this process does not start itself again.
 
+// What this process asks of itself has a signal of its own: of one that is pending the kernel drops a second, whoever
+// sends it.
+enum { OWN_REQUEST = SIGUSR1 };
+
 // Takes a signal that somebody else sent, and those of this process that stand before it; waits no longer than `wait`.
 static bool take_signal(const struct timespec *wait)
 {
-    siginfo_t info;
-    while (sigtimedwait(&signals, &info, wait) > 0) {
-        if (info.si_pid != getpid()) {
+    for (int signal; (signal = sigtimedwait(&signals, NULL, wait)) > 0;) {
+        if (signal != OWN_REQUEST) {
             is_told_to_end = true;
             return true;
         }
@@ -131,17 +134,15 @@ static bool pause_start(void)
 
 static void request_stop(void)
 {
-    kill(getpid(), SIGTERM);
+    kill(getpid(), OWN_REQUEST);
 }
 
 // A process that starts itself again keeps its id and what is pending. It may have asked itself to stop more than once: that is
-// done. What somebody else asked for stands.
-static void forget_own_requests(void)
+// done. True: somebody else asked for it, too.
+static bool was_told_to_end(void)
 {
     const struct timespec none = {0};
-    if (take_signal(&none)) {
-        request_stop();
-    }
+    return take_signal(&none);
 }
 
 // Decision 5: one core is left to the log, the kernel's network and the other threads.
@@ -165,8 +166,12 @@ int main(int argc, char **argv)
     sigemptyset(&signals);
     sigaddset(&signals, SIGTERM);
     sigaddset(&signals, SIGINT);
+    sigaddset(&signals, OWN_REQUEST);
     pthread_sigmask(SIG_BLOCK, &signals, NULL);
-    forget_own_requests();
+    if (was_told_to_end()) {
+        log_notice("stopping");
+        return 0;
+    }
 
     n->stop_requested = request_stop;
     n->pause = pause_start;
@@ -184,10 +189,10 @@ int main(int argc, char **argv)
         log_critical("%.*s", (int)error.len, (const char *)error.ptr);
         return 69;
     }
-    siginfo_t info;
-    while (sigwaitinfo(&signals, &info) <= 0) {
+    int taken;
+    while ((taken = sigwaitinfo(&signals, NULL)) <= 0) {
     }
-    is_told_to_end = info.si_pid != getpid();
+    is_told_to_end = taken != OWN_REQUEST;
     log_notice("stopping");
     node_drain(n, is_hurried);
     node_stop(n);

@@ -261,6 +261,15 @@ def measured():
         shutil.rmtree(top_dir, ignore_errors=True)
 
 
+# A stop that somebody else asked for is pending when the program begins.
+PENDING = [sys.executable, "-c", """import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+me = os.getpid()
+if (child := os.fork()) == 0: os.kill(me, signal.SIGTERM); os._exit(0)
+os.waitpid(child, 0)
+os.execv(sys.argv[1], sys.argv[1:])"""]
+
+
 def blank():
     """A node without a past, on a disk without a byte left."""
     place = f"{build}/blank"
@@ -270,8 +279,8 @@ def blank():
     with open(conf, "w") as f: f.write(f"warren.data_dir = {data}\nwarren.control_socket = {socket}\nwarren.wal_file_bytes = 4MiB\n")
     p, wrong = None, []
 
-    def begin():
-        with open(log, "w") as f: return subprocess.Popen([f"{build}/warren", "--config", conf, "--node", "n1@localhost"], stdout=f, stderr=f)
+    def begin(before=()):
+        with open(log, "w") as f: return subprocess.Popen([*before, f"{build}/warren", "--config", conf, "--node", "n1@localhost"], stdout=f, stderr=f)
 
     def is_up(): return subprocess.run([f"{build}/warrenctl", "--socket", socket, "-q", "await_startup", "--timeout", "1"], capture_output=True).returncode == 0
     try:
@@ -282,6 +291,12 @@ def blank():
         if not until(lambda: "waiting for room" in open(log).read(), 10): wrong.append("does not say that it waits for room")
         p.terminate()
         if p.wait(10) != 0: wrong.append(f"told to end it ended with {p.returncode}")
+        p = begin(PENDING)  # As a process that starts itself again finds it.
+        try:
+            if p.wait(10) != 0: wrong.append(f"told to end before it waits it ended with {p.returncode}")
+        except subprocess.TimeoutExpired:
+            wrong.append("told to end before it waits it does not")
+            p.kill(); p.wait()
         p = begin()
         if not until(lambda: "waiting for room" in open(log).read(), 10): wrong.append("the second time it does not say so")
         os.remove(f"{place}/fill")
