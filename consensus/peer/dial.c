@@ -197,6 +197,7 @@ void lane_dial_failed(struct lane *l, bool is_refused)
     uint64_t begun_at = l->out->begun_at;
     link_close(l->out);
     assert(l->out == NULL);
+    net_wake(l->peer->net);  // For the next one: nothing else may be due.
     if (l->peer->addrs_len == 0) {
         lane_retry(l);  // The addresses were dropped meanwhile.
         return;

@@ -160,7 +160,9 @@ static void run_lane(struct lane *l, uint64_t now, uint64_t *next)
         if (may_dial && l->retry_at <= now) {
             lane_dial(l);
         }
-        if (!l->out && may_dial && !p->is_removed) {
+        if (l->out) {
+            due(next, l->out->deadline);  // run_deadlines was before.
+        } else if (may_dial && !p->is_removed) {
             due(next, l->retry_at);
         }
         return;

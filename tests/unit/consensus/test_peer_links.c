@@ -126,6 +126,48 @@ START_TEST(a_process_killed_under_load_is_dead_within_50_ms)
 }
 END_TEST
 
+START_TEST(the_only_peer_is_dialled_until_it_is_back_however_long_it_refused)
+{
+    pair_start();
+    node_stop(1);
+    ck_assert(run_until(is_1_dead, 1000));
+    run_until(never, 1200);
+    node_start_with(1, "secret", 2, false);  // It knows of nobody: it does not dial.
+    ck_assert(run_until(is_01_up, 3000));
+}
+END_TEST
+
+static bool has_0_dialled_often(void)
+{
+    return metrics_of(0).dials >= 3;
+}
+
+START_TEST(a_dial_that_nobody_answers_ends_after_its_time_and_is_made_again)
+{
+    // A listener whose backlog is full: the kernel drops what else comes.
+    struct sockaddr_in at = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t len = sizeof(at);
+    const int listener = socket(AF_INET, SOCK_STREAM, 0);
+    ck_assert_int_eq(bind(listener, (struct sockaddr *)&at, len), 0);
+    ck_assert_int_eq(listen(listener, 0), 0);
+    ck_assert_int_eq(getsockname(listener, (struct sockaddr *)&at, &len), 0);
+    int full[4];
+    for (int i = 0; i < 4; i++) {
+        full[i] = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+        ck_assert(connect(full[i], (struct sockaddr *)&at, len) == 0 || errno == EINPROGRESS);
+    }
+    node_start(0);
+    char address[64];
+    snprintf(address, sizeof(address), "127.0.0.1:%u", ntohs(at.sin_port));
+    ck_assert_int_eq(peer_net_add(nodes[0].net, "silent@localhost", address, 0, NULL), RC_OK);
+    ck_assert(run_until(has_0_dialled_often, 5000));
+    for (int i = 0; i < 4; i++) {
+        close(full[i]);
+    }
+    close(listener);
+}
+END_TEST
+
 START_TEST(a_removed_peer_is_disconnected_and_forgotten)
 {
     pair_start();
@@ -513,6 +555,8 @@ int main(void)
     tcase_add_test(c, a_node_that_closes_and_refuses_is_dead_within_50_ms);
     tcase_add_test(c, a_restarted_node_is_alive_again_under_its_new_incarnation_and_lanes_are_reset);
     tcase_add_test(c, a_process_killed_under_load_is_dead_within_50_ms);
+    tcase_add_test(c, the_only_peer_is_dialled_until_it_is_back_however_long_it_refused);
+    tcase_add_test(c, a_dial_that_nobody_answers_ends_after_its_time_and_is_made_again);
     tcase_add_test(c, a_removed_peer_is_disconnected_and_forgotten);
     tcase_add_test(c, a_name_is_looked_up_without_blocking);
     tcase_add_test(c, addresses_that_are_none_are_refused);
