@@ -95,6 +95,7 @@ static void on_recorded(void *ctx, const struct broker_result *result)
     struct admitting *a = ctx;
     struct node *n = a->node;
     n->is_replacing = n->is_replacing && !a->is_replacing;
+    n->admitting--;
     const struct broker_node *known = broker_node_find(n->workers[0].broker, span_str(a->request.name));
     if (result->rc == RC_OK && known && !is_its_store(known, &a->request)) {
         refuse(n, &a->request, JOIN_RETRY, "another node of this name was faster", NULL);
@@ -190,6 +191,7 @@ static void make_record(struct node *n, const struct join_request *q, const stru
     struct broker *b = n->workers[0].broker;
     struct admitting *a = mem_zalloc(sizeof(*a));
     *a = (struct admitting){.node = n, .request = *q, .is_replacing = known != NULL};
+    n->admitting++;
     if (known) {
         log_notice("node %s has lost its disk: it gets a new identity, node id %u is retired", q->name, known->node_id);
         n->is_replacing = true;
@@ -255,6 +257,11 @@ void admission_asked(struct node *n, const struct frame *f)
     if (n->membership != MEMBERSHIP_MEMBER || !broker_is_loaded(b) || !metastore_group(n->metastore) ||
         !broker_node_find(b, span_str(n->config.node_name))) {
         refuse(n, &q, JOIN_RETRY, "this node is not up yet itself", NULL);
+        return;
+    }
+    // Who is let in by a node that gives up its data next is in a cluster that lost its majority (law 2).
+    if (n->is_probing || atomic_load_explicit(&n->shared_restart, memory_order_relaxed)) {
+        refuse(n, &q, JOIN_RETRY, "this node is about to join another cluster itself", NULL);
         return;
     }
     answer(n, &q);

@@ -123,6 +123,7 @@ struct node {
     bool is_store_suspect;          // The mark of a failed disk was found (node.c).
     bool is_founding;               // The founding command is under way.
     struct maintenance maintenance;
+    uint32_t admitting;             // Records of nodes that are let in, under way.
     bool is_replacing;              // A member that lost its disk is being given new ids.
     char waiting[WAITING_BYTES];    // What the node waits for; empty: it is up.
     char waiting_logged[WAITING_BYTES];

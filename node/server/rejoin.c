@@ -114,6 +114,13 @@ static void count_node(void *ctx, const struct broker_node *b)
     ++*(uint32_t *)ctx;
 }
 
+static uint32_t nodes_count(struct node *n)
+{
+    uint32_t nodes = 0;
+    broker_node_each(n->workers[0].broker, count_node, &nodes);
+    return nodes;
+}
+
 static void split_target(struct node *n, const char *target, char *name, char *address)
 {
     const char *equals = strchr(target, '=');
@@ -164,8 +171,11 @@ static enum rc is_joinable(struct node *n, const char *name, char *text, size_t 
         snprintf(text, size, "The node is already a member of this cluster");
         return RC_EXISTS;
     }
-    uint32_t nodes = 0;
-    broker_node_each(b, count_node, &nodes);
+    if (n->admitting > 0) {
+        snprintf(text, size, "another node is being let in");
+        return RC_BUSY;
+    }
+    const uint32_t nodes = nodes_count(n);
     if (nodes > 1) {
         snprintf(text, size,
                  "this node is a member of a cluster of %u nodes. To move it, stop it, run `warrenctl "
@@ -188,8 +198,9 @@ void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc 
     }
     // A blank node on its way to that cluster: whoever asks waits for the outcome.
     bool is_on_the_way = n->membership != MEMBERSHIP_MEMBER && strcmp(n->joined_to, name) == 0;
-    if (is_on_the_way) {
-        peer_net_remove(n->peers, name);  // What it refused before may be cured: dialled afresh.
+    if (is_on_the_way || n->membership == MEMBERSHIP_MEMBER) {
+        // Dialled afresh: what it refused before may be cured, and what it said before does not prove that it is there.
+        peer_net_remove(n->peers, name);
     }
     if (peer_net_add(n->peers, name, address, 0, NULL) != RC_OK) {
         done(arg, RC_NOT_CONNECTED, "the address of that node is not usable");
@@ -260,6 +271,10 @@ static void probe_failed(struct node *n, enum rc rc, const char *text)
 // The other cluster is there: this node's own life ends. The asker is told to ask the process that starts next.
 static void give_up_for_it(struct node *n)
 {
+    if (nodes_count(n) > 1) {
+        probe_failed(n, RC_CONFLICT, "another node has joined this one meanwhile");
+        return;
+    }
     n->is_probing = false;
     if (write_note(n, NOTE_WIPE) != RC_OK) {
         probe_failed(n, RC_IO, "the data directory cannot be written");

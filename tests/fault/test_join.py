@@ -28,6 +28,11 @@ class Node:
             # Nodes on different machines: 1, 2 and 3 workers, so that shards lie differently.
             f.write(f"warren.workers = {number + 1}\n")
 
+    def list(self, *nodes):
+        with open(self.conf, "a") as f:
+            for i, n in enumerate(nodes):
+                f.write(f"cluster_formation.classic_config.nodes.{i + 1} = {n.name}\nwarren.peer_address.{n.name} = 127.0.0.1:{n.cluster}\n")
+
     def start(self):
         self.log = open(os.path.join(root, self.name + ".log"), "a")
         self.process = subprocess.Popen([os.path.join(build, "warren"), "--config", self.conf], stdout=self.log, stderr=self.log,
@@ -288,6 +293,44 @@ def forgetting(tap, a, b, c):
            "a forgotten node that comes back with its data stays out, and its log says why")
 
 
+def giving_up(tap):
+    """A lone node gives its data up only to a node that is there, and to nobody's cost."""
+    a, b, c = nodes = [Node(name, i + 3) for i, name in enumerate("def")]
+    try:
+        b.start().up().stop()  # A member of its own cluster.
+        a.start().up()
+        c.list(a, c)
+        asked = subprocess.Popen([os.path.join(build, "warrenctl"), "--socket", os.path.join(a.dir, "control.sock"), "join_cluster", a.at(b)],
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        until(lambda: "refused" in a.said(), 0.3)
+        c.start()
+        until(lambda: "did not let this node in" in c.said(), 2)
+        b.start()
+        asked.wait(60)
+        # Let in by the cluster that the two are in then: without a majority of its own it would stay at nothing.
+        try: c.up()
+        except RuntimeError: pass
+        tap.ok(until(lambda: a.running() == b.running() == c.running() == sorted(n.name for n in nodes)),
+               "a node that asks to be let in while the one it asks looks for another cluster is not left behind alone", c.ctl("status", check=False))
+        for n in nodes:
+            n.kill()
+            n.wipe()
+        b.start().up()
+        a.start().up()
+        declare(a, "kept", 3)
+        a.stop()
+        a.list(a, b)
+        a.start().up()
+        heard = until(lambda: "members of different clusters" in a.said(), 10)
+        b.stop()
+        p = a.ctl("join_cluster", a.at(b), check=False)
+        tap.ok(heard and p.returncode == 69 and a.members() == [a.name] and drain(a, "kept") == [0, 1, 2],
+               "what a node said before it went does not make another give its data up for it", p)
+    finally:
+        for n in nodes:
+            n.kill()
+
+
 def main():
     shutil.rmtree(root, ignore_errors=True)
     tap = Tap()
@@ -301,6 +344,7 @@ def main():
         mixed(tap, a, b, c)
         stopping(tap, a, b, c)
         forgetting(tap, a, b, c)
+        giving_up(tap)
     except Exception as e:  # noqa: BLE001 - reported as a failed test
         tap.ok(False, "the test ran to its end", *traceback.format_exc().splitlines())
     finally:
