@@ -45,6 +45,8 @@ struct lmdb_txn {
     MDB_txn *mdb;
     MDB_cursor *cursor[KV_TABLES];  // Opened on first use.
     uint64_t put_bytes;             // Keys and values, so far.
+    uint64_t changes;               // Rows put and removed, so far.
+    uint64_t leaves, branches;      // Pages of the tables when it began; a write transaction's.
 };
 
 static const char *const table_names[KV_TABLES] = {
@@ -98,6 +100,13 @@ static enum rc lmdb_begin(struct kv *kv, bool is_write, struct kv_txn **out)
         free(t);
         return rc;
     }
+    for (int i = 0; is_write && i < KV_TABLES; i++) {
+        MDB_stat s;
+        if (mdb_stat(t->mdb, k->dbi[i], &s) == MDB_SUCCESS) {
+            t->leaves += s.ms_leaf_pages + s.ms_overflow_pages;
+            t->branches += s.ms_branch_pages;
+        }
+    }
     *out = &t->txn;
     return RC_OK;
 }
@@ -125,6 +134,7 @@ static enum rc lmdb_put(struct kv_txn *txn, enum kv_table table, struct span key
     MDB_val k = val_of(key);
     MDB_val v = val_of(value);
     t->put_bytes += key.len + value.len;
+    t->changes++;
     return rc_of(mdb_put(t->mdb, dbi_of(t, table), &k, &v, 0));
 }
 
@@ -133,6 +143,7 @@ static enum rc lmdb_remove(struct kv_txn *txn, enum kv_table table, struct span 
     struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
     assert(txn->is_write);
     MDB_val k = val_of(key);
+    t->changes++;
     return rc_of(mdb_del(t->mdb, dbi_of(t, table), &k, NULL));
 }
 
@@ -170,10 +181,12 @@ static void close_cursors(struct lmdb_txn *t)
 // ---- room -------------------------------------------------------------------------------------------------
 
 enum {
-    // A commit is begun only with so much allocated behind the last page in use: a bit, and thrice what was
-    // put, for pages are copied on write and split. (What a commit frees is used by the one after the next.)
+    // A commit is begun only with so much allocated behind the last page in use: a bit, thrice what was put, for pages
+    // are split, and a copy of each page that a change may have touched (room_needed). What a commit frees is used by
+    // the one after the next, or, while somebody reads, by none.
     COMMIT_BYTES = 1 << 20,
     COMMIT_FACTOR = 3,
+    DEPTH = 4,  // Of branches above a leaf.
     LOCK_BYTES = 64 << 10,  // More than LMDB's table of readers.
     ROOM_RETRY_NS = 100000000,
 };
@@ -261,6 +274,19 @@ static enum rc allocate_small(int fd, uint64_t bytes)
     return is_full ? RC_NO_SPACE : RC_OK;
 }
 
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static uint64_t room_needed(struct kv_lmdb *k, const struct lmdb_txn *t)
+{
+    MDB_stat s;
+    const uint64_t page = mdb_env_stat(k->env, &s) == 0 ? s.ms_psize : 4096;
+    const uint64_t copied = least(t->changes, t->leaves) + least(t->changes * DEPTH, t->branches);
+    return COMMIT_BYTES + COMMIT_FACTOR * t->put_bytes + page * copied;
+}
+
 static enum rc lmdb_commit(struct kv_txn *txn)
 {
     struct lmdb_txn *t = container_of(txn, struct lmdb_txn, txn);
@@ -268,7 +294,7 @@ static enum rc lmdb_commit(struct kv_txn *txn)
     close_cursors(t);
     struct kv_lmdb *k = container_of(txn->kv, struct kv_lmdb, kv);
     enum rc rc = RC_OK;
-    if (room_wait(k, COMMIT_BYTES + COMMIT_FACTOR * t->put_bytes)) {
+    if (room_wait(k, room_needed(k, t))) {
         rc = rc_of(mdb_txn_commit(t->mdb));
     } else {
         k->is_incomplete = true;

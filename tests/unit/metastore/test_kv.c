@@ -496,6 +496,56 @@ START_TEST(what_a_commit_writes_is_allocated_first_and_little_more)
 }
 END_TEST
 
+static uint64_t most_allocated;
+
+static int allocate_and_tell(int fd, uint64_t bytes)
+{
+    (void)fd;
+    most_allocated = bytes > most_allocated ? bytes : most_allocated;
+    return 0;
+}
+
+static uint64_t file_bytes(void)
+{
+    char path[4096];
+    snprintf(path, sizeof(path), "%s/gen-1/data.mdb", dir);
+    struct stat st;
+    ck_assert_int_eq(stat(path, &st), 0);
+    return (uint64_t)st.st_size;
+}
+
+// Pages are copied on write, whatever little changes on them, and a reader keeps the old ones from being used again.
+START_TEST(what_a_commit_writes_is_allocated_first_if_it_changes_little_everywhere)
+{
+    kv_lmdb_set_allocate(allocate_and_tell);
+    most_allocated = 0;
+    open_back(1);
+    for (int i = 0; i < 60; i++) {
+        put_many(i * 1000, 1000);
+    }
+    const uint64_t before = file_bytes();
+    for (int round = 0; round < 2; round++) {
+        struct kv_txn *reader = begin(false);
+        struct kv_txn *t = begin(true);
+        for (int i = round; i < 60000; i += 20) {
+            char key[32];
+            snprintf(key, sizeof(key), "key %08d", i);
+            if (round == 0) {
+                ck_assert_int_eq(kv_remove(t, KV_NODE, span_str(key)), RC_OK);
+            } else {
+                put(t, key, "x");
+            }
+        }
+        ck_assert_int_eq(kv_commit(t), RC_OK);
+        kv_abort(reader);
+        ck_assert_uint_ge(most_allocated, file_bytes());
+    }
+    ck_assert_uint_gt(file_bytes(), before + (2 << 20));
+    close_back();
+    kv_lmdb_set_allocate(NULL);
+}
+END_TEST
+
 START_TEST(on_a_full_disk_commits_wait_for_room)
 {
     kv_lmdb_set_allocate(allocate_if_room);
@@ -568,6 +618,7 @@ int main(void)
     tcase_add_test(t, foreign_files_are_ignored);
     tcase_add_test(t, what_a_commit_writes_is_allocated_first_and_little_more);
     tcase_add_test(t, on_a_full_disk_commits_wait_for_room);
+    tcase_add_test(t, what_a_commit_writes_is_allocated_first_if_it_changes_little_everywhere);
     tcase_add_test(t, who_stops_does_not_wait_for_room);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
