@@ -82,7 +82,8 @@ enum rc lost_check(struct node *n)
         return RC_OK;
     }
     const int64_t since = now_s() - healed_at(n->disk);
-    if (n->is_store_suspect && since >= 0 && since < HEAL_AGAIN_S) {
+    // With the note it is the same failure, whose healing was cut off.
+    if (n->is_store_suspect && !is_noted && since >= 0 && since < HEAL_AGAIN_S) {
         log_critical("this disk was given up for a failure %lld s ago and has failed again: no more of that "
                      "by itself. Check it; then delete the file %s/" HEALED_FILE
                      " and start the node, or run `warrenctl forget_cluster_node %s` on another member",

@@ -40,6 +40,11 @@ def failed_store(c):
 
 
 def healed(c):
+    # As if killed as soon as it remembers that it heals, before the note that begins it.
+    c.do("kill", "n3")
+    with open(os.path.join(build, "local-cluster/n3/healed"), "w") as f:
+        f.write(f"{int(time.time())}\n")
+    c.do("start", "n3")
     c.do("start", "n2")
     c.do("await", "n2")
     wrong = [] if publish(c, "n1", "failed", 20) else ["the two good nodes do not confirm"]
