@@ -539,12 +539,15 @@ static void fill_beat(void *ctx, struct peer_beat *b)
 
 void member_peers_start(struct node *n)
 {
+    // Without a secret of its own cluster a node knows nobody, and nobody may know what would let him in.
+    uint8_t nobodys[32];
+    env_system_random(nobodys, sizeof(nobodys));
     struct peer_net_config c = {
         .loop = worker_loop(n->workers[0].worker),
         .clock = env_system_clock(),
         .random = env_system_random,
         .listen = n->config.cluster_address,
-        .secret = span_str(n->config.cluster_secret ? n->config.cluster_secret : "a node without peers"),
+        .secret = n->config.cluster_secret ? span_str(n->config.cluster_secret) : span_of(nobodys, sizeof(nobodys)),
         .hooks = {.changed = on_peers_changed,
                   .join_frame = on_join_frame,
                   .admit = admit,

@@ -145,11 +145,30 @@ static void probe(struct node *n)
     n->join_deadline_ns = now_ns() + PROBE_MS * NS_PER_MS;
 }
 
-static enum rc is_joinable(struct node *n, const char *name, char *text, size_t size)
+// A note holds it as a word of a line.
+static bool is_word(const char *s)
 {
-    if (strchr(name, ' ') || name[0] == '\0') {
+    for (const char *c = s; *c != '\0'; c++) {
+        if ((unsigned char)*c <= ' ' || *c == 0x7f) {
+            return false;
+        }
+    }
+    return s[0] != '\0';
+}
+
+static enum rc is_joinable(struct node *n, const char *name, const char *address, char *text, size_t size)
+{
+    if (!is_word(address)) {
+        snprintf(text, size, "'%s' is not an address", address);
+        return RC_INVALID;
+    }
+    if (!is_word(name)) {
         snprintf(text, size, "'%s' is not a node name", name);
         return RC_INVALID;
+    }
+    if (!n->config.cluster_secret) {
+        snprintf(text, size, "this node has no cluster secret: set warren.cluster_secret or warren.cluster_secret_file to the same value on every node");
+        return RC_DENIED;
     }
     if (strcmp(name, n->config.node_name) == 0) {
         snprintf(text, size, "cannot cluster node with itself: %s", name);
@@ -191,7 +210,7 @@ void member_join(void *ctx, const char *target, void (*done)(void *arg, enum rc 
     struct node *n = ctx;
     char name[PEER_NAME_MAX + 1], address[PEER_ADDRESS_MAX + 1], text[PEER_TEXT_MAX + 100] = "";
     split_target(n, target, name, address);
-    enum rc rc = is_joinable(n, name, text, sizeof(text));
+    enum rc rc = is_joinable(n, name, address, text, sizeof(text));
     if (rc != RC_OK) {
         done(arg, rc == RC_EXISTS ? RC_OK : rc, text);
         return;

@@ -331,6 +331,39 @@ def giving_up(tap):
             n.kill()
 
 
+def without_secret(tap):
+    """The port between nodes is open to all hosts by default: without a secret nobody gets in, and nobody can be told to try."""
+    a, b = nodes = [Node("g", 6), Node("h", 7)]
+    try:
+        for n in nodes:
+            with open(n.conf) as f: text = f.read()
+            with open(n.conf, "w") as f: f.write(text.replace("warren.cluster_secret = test-join\n", ""))
+            n.start().up()
+        p = b.ctl("join_cluster", b.at(a), check=False)
+        tap.ok(p.returncode == 69 and "warren.cluster_secret" in p.stderr, "a node without a secret joins nobody, and says what it lacks", p)
+        with open(b.conf, "a") as f: f.write("warren.cluster_secret = a node without peers\n")
+        b.stop()
+        b.start().up()
+        p = b.ctl("join_cluster", b.at(a), check=False)
+        tap.ok(p.returncode == 69 and a.members() == [a.name], "it lets nobody in", p)
+    finally:
+        for n in nodes:
+            n.kill()
+
+
+def broken_words(tap):
+    """What would not be read back from the note is refused, so that the node starts again."""
+    a = Node("i", 8)
+    try:
+        a.start().up()
+        for target in ("b\tc@localhost", "b@localhost=local host:1", "b@localhost=:1\n2", " "):
+            p = a.ctl("join_cluster", target, check=False)
+            if p.returncode == 0 or "is not a" not in p.stderr: break
+        tap.ok(p.returncode != 0 and "is not a" in p.stderr, "names and addresses with blanks in them are refused", p)
+    finally:
+        a.kill()
+
+
 def main():
     shutil.rmtree(root, ignore_errors=True)
     tap = Tap()
@@ -345,6 +378,8 @@ def main():
         stopping(tap, a, b, c)
         forgetting(tap, a, b, c)
         giving_up(tap)
+        without_secret(tap)
+        broken_words(tap)
     except Exception as e:  # noqa: BLE001 - reported as a failed test
         tap.ok(False, "the test ran to its end", *traceback.format_exc().splitlines())
     finally:
