@@ -240,7 +240,7 @@ void node_worker_listen(struct node_worker *w)
         enum rc rc = amqp09_listener_open(&c, &w->listeners[w->listeners_count]);
         if (rc != RC_OK) {
             log_critical("cannot listen on %s: %s; is another process using the port?", n->config.amqp[i], rc_text(rc));
-            n->stop_requested();
+            node_fail(n);
             return;
         }
         w->listeners_count++;
@@ -255,16 +255,18 @@ static void on_fenced(void *ctx, const struct meta_result *r)
     if (r->rc != RC_OK || w->drain.phase != DRAIN_NONE) {
         return;  // The turn tries again, unless the node is stopping.
     }
-    atomic_store_explicit(&w->shared_is_fenced, true, memory_order_relaxed);
     drop_deleted_groups(w);
     node_worker_listen(w);
+    atomic_store_explicit(&w->shared_is_fenced, true, memory_order_relaxed);  // Now it is up, as far as this worker goes.
 }
 
-// Listeners open once the projection is loaded and a majority has proven it fresh.
+// Listeners open once the projection is loaded and a majority has proven it fresh. A new cluster has its first user
+// with the record of its first node: before that nobody could log in.
 static void open_when_ready(struct node_worker *w)
 {
     if (!atomic_load_explicit(&w->shared_is_fenced, memory_order_relaxed) && !w->is_fencing &&
-        w->drain.phase == DRAIN_NONE && broker_is_loaded(w->broker)) {
+        w->drain.phase == DRAIN_NONE && broker_is_loaded(w->broker) &&
+        broker_node_find(w->broker, span_str(w->node->config.node_name))) {
         w->is_fencing = true;
         metastore_fence(w->node->metastore, w->number, 10000, on_fenced, w);
     }
