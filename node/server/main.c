@@ -5,6 +5,7 @@
 #include "node/server/node.h"
 #include <sched.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,6 +158,7 @@ static uint32_t default_workers(void)
 
 int main(int argc, char **argv)
 {
+    pthread_setname_np(pthread_self(), "warren");  // After a start of its own it is named for the link it was started through.
     struct node *n = mem_zalloc(sizeof(*n));
     configure(argc, argv, &n->config);
     configure_memory();
@@ -202,5 +204,5 @@ int main(int argc, char **argv)
         log_critical("cannot start again; start the node by hand");
         return 71;
     }
-    return 0;
+    return atomic_load_explicit(&n->shared_has_failed, memory_order_acquire) && !is_told_to_end ? 69 : 0;
 }

@@ -77,7 +77,7 @@ static void fill_hello(struct node *n, struct peer_hello *h)
 static void fail_start(struct node *n, const char *what, enum rc rc)
 {
     log_critical("%s: %s", what, rc_text(rc));
-    n->stop_requested();
+    node_fail(n);
 }
 
 // The members that the metadata group is started with are on disk before the identity says that we belong to
@@ -124,7 +124,7 @@ static void start_metadata(struct node *n)
             "another member: `warrenctl "
             "forget_cluster_node %s`; then delete %s and start the node: it joins anew and is filled again",
             n->config.node_name, n->config.data_dir);
-        n->stop_requested();
+        node_fail(n);
         return;
     }
     enum rc rc = metastore_start(n->metastore, w->host, n->identity.replica_id, &n->meta_config, recovered,
@@ -331,7 +331,7 @@ static void look_at_own_record(struct node *n, uint32_t node_id, bool is_known)
                      "took this node's place. Delete the data directory "
                      "and start the node: it joins anew and is filled from the others",
                      n->config.node_name, n->config.data_dir);
-        n->stop_requested();
+        node_fail(n);
     }
 }
 
@@ -559,7 +559,7 @@ void member_peers_start(struct node *n)
     enum rc rc = peer_net_create(&c, &n->peers);
     if (rc != RC_OK) {
         log_critical("cannot listen for other nodes on %s: %s", n->config.cluster_address, rc_text(rc));
-        n->stop_requested();
+        node_fail(n);
         return;
     }
     struct net_share_config share = {.net = peer_net_net(n->peers),

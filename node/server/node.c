@@ -130,6 +130,12 @@ static void request_stop(void *ctx)
     ((struct node *)ctx)->stop_requested();
 }
 
+void node_fail(struct node *n)
+{
+    atomic_store_explicit(&n->shared_has_failed, true, memory_order_release);
+    n->stop_requested();
+}
+
 static const char *waiting_for(void *ctx)
 {
     return ((struct node *)ctx)->waiting;

@@ -130,6 +130,7 @@ struct node {
     void (*stop_requested)(void);   // Main thread's.
     bool (*pause)(void);            // Main thread, in node_create: waits a moment for room. True: told to end.
     _Atomic bool shared_restart;    // After having stopped the process starts itself again. Read by main, acquire.
+    _Atomic bool shared_has_failed;  // node_fail. Read by main, acquire.
     _Atomic uint32_t shared_draining;  // Workers that have not finished drain.c's work.
 };
 
@@ -137,6 +138,8 @@ struct node {
 MUST_USE enum rc node_create(struct node *n, struct buf *error);
 MUST_USE enum rc node_start(struct node *n, struct buf *error);
 void node_stop(struct node *n);
+// Any thread. This node cannot go on, as the log says: it stops, and the process ends with an error.
+void node_fail(struct node *n);
 // The node id is known: opens the metadata store. Worker 0, before the workers' parts are made.
 MUST_USE enum rc node_open_metastore(struct node *n);
 

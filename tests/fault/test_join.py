@@ -167,6 +167,8 @@ def joining(tap, a, b, c):
     p = b.ctl("join_cluster", b.at(a))
     tap.ok(p.stdout == f"Clustering node {'warren@' + socket.gethostname()} with {b.at(a)}\n" and b.process.poll() is None and b.process.pid == pid,
            "a lone node with data joins another cluster without being wiped by hand, as the same process", p)
+    with open(f"/proc/{pid}/comm") as f: comm = f.read()
+    tap.ok(comm == "warren\n", "under its name", comm)
     tap.ok(a.members() == b.members() == sorted([a.name, b.name]), "both know both", a.members(), b.members())
     names = [q["name"] for q in b.json("list_queues", "name")]
     tap.ok("old" not in names, "what the joining node had before is gone", names)
@@ -364,6 +366,34 @@ def broken_words(tap):
         a.kill()
 
 
+def taken_ports(tap):
+    """Who starts it must see that it did not."""
+    a = Node("j", 9)
+    for port in (a.cluster, a.amqp):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            s.listen(1)
+            a.start()
+            try: code = a.process.wait(10)
+            except subprocess.TimeoutExpired: code = "it runs"
+            tap.ok(code == 69, f"a node whose port {port} is taken ends with exit code 69", code)
+            a.kill()
+
+
+def fresh(tap):
+    """Who is let in by the port may log in."""
+    a, wrong = Node("k", 10), []
+    for _ in range(10):
+        a.start()
+        def is_open():
+            with socket.socket() as s: return s.connect_ex(("127.0.0.1", a.amqp)) == 0
+        while not is_open(): time.sleep(0.001)
+        try: a.connect().close()
+        except pika.exceptions.AMQPError as e: wrong.append(repr(e))
+        a.wipe()
+    tap.ok(not wrong, "the port of a new cluster opens when its first user is there", *wrong)
+
+
 def main():
     shutil.rmtree(root, ignore_errors=True)
     tap = Tap()
@@ -380,6 +410,8 @@ def main():
         giving_up(tap)
         without_secret(tap)
         broken_words(tap)
+        taken_ports(tap)
+        fresh(tap)
     except Exception as e:  # noqa: BLE001 - reported as a failed test
         tap.ok(False, "the test ran to its end", *traceback.format_exc().splitlines())
     finally:
