@@ -246,7 +246,8 @@ struct consensus_ops {
                            struct consensus_out *out);
 
     // Leader: next thing for peer number `i` of the config (0..count-1). After sending call sent(). For a
-    // snapshot: sent() when the transfer has begun, snapshot_ended() in any case when it is over.
+    // snapshot: sent() when the transfer has begun, snapshot_ended() in any case when it is over. Between next_send() and
+    // sent() steps may lie, answers among them, as long as it leads in that term (a large entry goes in pieces).
     void (*next_send)(struct replica *r, uint32_t i, struct consensus_send *out);
     void (*sent)(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t now_ns);
 

@@ -265,9 +265,9 @@ void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t
         p->is_paused = true;
         p->is_loaded = false;
     } else {
-        assert(last_index_sent + 1 >= p->next);
+        // What goes in pieces is sent late: the answer to an earlier copy of it may have said more meanwhile.
         assert(last_index_sent <= r->last);
-        p->next = last_index_sent + 1;
+        p->next = max_u64(p->next, last_index_sent + 1);
         p->commit_told = max_u64(p->commit_told, min_u64(r->commit, last_index_sent));
     }
     if (!was_waiting) {

@@ -296,6 +296,47 @@ static inline void cl_append(struct cluster *c, uint32_t i, uint64_t index, stru
     cl_wal_push(n, (struct cl_wal){.kind = WAL_ENTRY, .index = index, .epoch = st.log_epoch, .ent = e});
 }
 
+// What the leader wants to send: taken together now, on its way when it was sent. At most `entries_max` entries.
+static inline struct cl_packet *cl_packet_begin(struct cluster *c, uint32_t i, const struct consensus_send *s, uint32_t entries_max)
+{
+    struct cl_node *n = &c->nodes[i];
+    struct cl_packet *p = cl_packet_new(i, &s->msg);
+    if (s->kind == SEND_SNAPSHOT) {
+        p->is_snapshot = true;
+        p->m.index = n->snapshot;
+        p->m.index_term = n->snapshot_term;
+        config_copy(&p->config, &n->snapshot_config);
+        p->ents_count = n->snapshot + 1;
+        p->ents = mem_alloc(p->ents_count * sizeof(*p->ents));
+        memcpy(p->ents, n->mem.at, p->ents_count * sizeof(*p->ents));
+        c->snapshots++;
+        return p;
+    }
+    for (uint64_t last = s->msg.index; last < s->last && p->m.count < entries_max; last++) {
+        uint64_t term = c->ops->term_at(n->r, last + 1);
+        if (p->m.runs_count == 0 || p->m.runs[p->m.runs_count - 1].term != term) {
+            if (p->m.runs_count == CONSENSUS_TERM_RUNS) {
+                break;
+            }
+            p->m.runs[p->m.runs_count++] = (struct term_run){.first = last + 1, .term = term};
+        }
+        p->m.count++;
+    }
+    p->ents_count = p->m.count;
+    if (p->m.count > 0) {
+        p->ents = mem_alloc(p->ents_count * sizeof(*p->ents));
+        memcpy(p->ents, &n->mem.at[s->msg.index + 1], p->ents_count * sizeof(*p->ents));
+    }
+    return p;
+}
+
+static inline void cl_packet_sent(struct cluster *c, uint32_t i, uint32_t k, struct cl_packet *p)
+{
+    const uint64_t last = p->is_snapshot ? 0 : p->m.index + p->m.count;
+    c->ops->sent(c->nodes[i].r, k, last, c->now);
+    cl_packet_add(c, p);
+}
+
 // Sends everything the leader wants to send, at most `entries_max` entries in one message.
 static inline void cl_send(struct cluster *c, uint32_t i, uint32_t entries_max)
 {
@@ -313,37 +354,7 @@ static inline void cl_send(struct cluster *c, uint32_t i, uint32_t entries_max)
             if (s.kind == SEND_NOTHING) {
                 break;
             }
-            struct cl_packet *p = cl_packet_new(i, &s.msg);
-            uint64_t last = s.msg.index;
-            if (s.kind == SEND_SNAPSHOT) {
-                p->is_snapshot = true;
-                p->m.index = n->snapshot;
-                p->m.index_term = n->snapshot_term;
-                config_copy(&p->config, &n->snapshot_config);
-                p->ents_count = n->snapshot + 1;
-                p->ents = mem_alloc(p->ents_count * sizeof(*p->ents));
-                memcpy(p->ents, n->mem.at, p->ents_count * sizeof(*p->ents));
-                c->snapshots++;
-            } else {
-                while (last < s.last && p->m.count < entries_max) {
-                    uint64_t term = c->ops->term_at(n->r, last + 1);
-                    if (p->m.runs_count == 0 || p->m.runs[p->m.runs_count - 1].term != term) {
-                        if (p->m.runs_count == CONSENSUS_TERM_RUNS) {
-                            break;
-                        }
-                        p->m.runs[p->m.runs_count++] = (struct term_run){.first = last + 1, .term = term};
-                    }
-                    p->m.count++;
-                    last++;
-                }
-                p->ents_count = p->m.count;
-                if (p->m.count > 0) {
-                    p->ents = mem_alloc(p->ents_count * sizeof(*p->ents));
-                    memcpy(p->ents, &n->mem.at[s.msg.index + 1], p->ents_count * sizeof(*p->ents));
-                }
-            }
-            c->ops->sent(n->r, k, last, c->now);
-            cl_packet_add(c, p);
+            cl_packet_sent(c, i, k, cl_packet_begin(c, i, &s, entries_max));
         }
     }
 }

@@ -126,6 +126,47 @@ static int matching_type(void)
     return words_count > 3 && strchr(words[3], '=') == NULL ? type_of(words[3]) : -1;
 }
 
+// A message that is sent in pieces: taken now, told to the engine as sent when the last piece is gone.
+static struct cl_packet *begun;
+
+static uint32_t position(uint32_t leader, uint32_t to)
+{
+    struct consensus_status st;
+    cl_status(&c, leader, &st);
+    for (uint32_t k = 0; k < st.config->count; k++) {
+        if (st.config->members[k].node_id == to) {
+            return k;
+        }
+    }
+    FAIL("node %u is no member", to);
+    return 0;
+}
+
+static void begin(void)
+{
+    struct consensus_send s;
+    const uint32_t from = node(1);
+    c.ops->next_send(running(1)->r, position(from, node(2)), &s);
+    if (s.kind != SEND_APPEND || begun != NULL) {
+        FAIL("nothing to begin with");
+    }
+    begun = cl_packet_begin(&c, from, &s, 1);
+    if (begun->m.count == 0) {
+        FAIL("no entry to begin with");
+    }
+}
+
+static void sent(void)
+{
+    (void)running(1);
+    if (begun == NULL) {
+        FAIL("nothing was begun");
+    }
+    struct cl_packet *p = begun;
+    begun = NULL;
+    cl_packet_sent(&c, node(1), position(node(1), node(2)), p);
+}
+
 // Delivers what is under way from one node to another now, oldest first.
 static void deliver(bool is_kept)
 {
@@ -431,6 +472,10 @@ static void run_words(void)
     } else if (strcmp(name, "send") == 0) {
         (void)running(1);
         cl_send(&c, node(1), words_count > 2 ? (uint32_t)number(2) : 64);
+    } else if (strcmp(name, "begin") == 0) {
+        begin();
+    } else if (strcmp(name, "sent") == 0) {
+        sent();
     } else if (strcmp(name, "deliver") == 0) {
         deliver(false);
     } else if (strcmp(name, "repeat") == 0) {
