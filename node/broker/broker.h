@@ -211,6 +211,10 @@ void broker_member_change(struct broker *b, const struct broker_member_change *c
 void broker_queue_led(struct broker *b, void *owner);
 // From queue_service_config.lost, likewise: the record is to say so, that the leader replaces this node's replica.
 void broker_queue_lost(struct broker *b, void *owner);
+// Does a majority of the queue's voters remember what it promised, on nodes that `is_here` says are there, without what
+// `node_id` holds? True as well if that node has no member. A member that is joining, not to be promoted or lost is none.
+bool broker_queue_lives_without(const struct broker_queue *q, uint32_t node_id, bool (*is_here)(void *ctx, uint32_t node_id),
+                                void *ctx);
 // Every turn of the worker, before host_turn. Returns when it wants to run again.
 uint64_t broker_turn(struct broker *b);
 

@@ -30,6 +30,21 @@ void broker_queue_lost(struct broker *b, void *owner)
     }
 }
 
+bool broker_queue_lives_without(const struct broker_queue *q, uint32_t node_id, bool (*is_here)(void *ctx, uint32_t node_id),
+                                void *ctx)
+{
+    bool is_member = false;
+    uint32_t voters = 0, here = 0;
+    for (uint32_t i = 0; i < q->target->members_count; i++) {
+        const struct member *m = &q->target->members[i];
+        const bool is_voter = !((q->joining | q->non_voters) >> i & 1);
+        is_member = is_member || m->node_id == node_id;
+        voters += is_voter;
+        here += is_voter && !(q->lost >> i & 1) && m->node_id != node_id && is_here(ctx, m->node_id);
+    }
+    return !is_member || here * 2 > voters;
+}
+
 static void telling_free(struct telling *t)
 {
     list_remove(&t->link);

@@ -147,16 +147,15 @@ struct at_risk {
     char first[200];
 };
 
+static bool is_queue_node_here(void *ctx, uint32_t node_id)
+{
+    return is_here(ctx, node_id);
+}
+
 static void look_at_queue(void *ctx, const struct broker_queue *q)
 {
     struct at_risk *r = ctx;
-    bool is_member = false;
-    uint32_t here = 0;
-    for (uint32_t i = 0; i < q->target->members_count; i++) {
-        is_member = is_member || q->target->members[i].node_id == r->voters->lost;
-        here += is_here(r->voters, q->target->members[i].node_id);
-    }
-    if (is_member && here * 2 <= q->target->members_count && r->count++ == 0) {
+    if (!broker_queue_lives_without(q, r->voters->lost, is_queue_node_here, r->voters) && r->count++ == 0) {
         snprintf(r->first, sizeof(r->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
     }
 }

@@ -227,6 +227,56 @@ START_TEST(nothing_is_concluded_from_what_is_missing_while_everything_is_told_ag
 }
 END_TEST
 
+// ---- what a doubtful disk still holds ---------------------------------------------------------------------------------
+
+static bool is_up(void *ctx, uint32_t node_id)
+{
+    (void)ctx;
+    return !world.is_down[node_id];
+}
+
+static bool lives_without(uint32_t node_id)
+{
+    return broker_queue_lives_without(queue(), node_id, is_up, NULL);
+}
+
+START_TEST(a_queue_lives_without_a_member_while_the_others_are_a_majority)
+{
+    begin(3);
+    ck_assert(lives_without(B));
+    ck_assert(lives_without(D));
+    world.is_down[C] = true;
+    ck_assert(!lives_without(B));
+    ck_assert(lives_without(D));  // It holds nothing of the queue.
+}
+END_TEST
+
+START_TEST(it_does_not_live_without_one_of_the_two_that_remember)
+{
+    begin(3);
+    tell_lost(2);  // Not replaced yet: c is up, and knows nothing.
+    ck_assert(!lives_without(B));
+    ck_assert(!lives_without(A));
+    ck_assert(lives_without(C));
+    pass(300);
+    ck_assert(lives_without(B));
+}
+END_TEST
+
+START_TEST(members_that_do_not_vote_are_no_majority)
+{
+    tell_node(D, D, 0);
+    begin(2);
+    ask_for(false, C, MEMBER_NON_VOTER);
+    pass(1000);
+    ask_for(false, D, MEMBER_NON_VOTER);
+    pass(1000);
+    ck_assert_uint_eq(queue()->target->members_count, 4);
+    ck_assert(!lives_without(B));  // Of the two voters one is left.
+    ck_assert(lives_without(C));
+}
+END_TEST
+
 // ---- records that are behind the disk ------------------------------------------------------------------------------
 
 // The record with another replica at place `i`, as it stands in the store already.
@@ -300,6 +350,9 @@ int main(void)
     tcase_add_test(t, a_leader_writes_that_a_member_lacks_what_it_acknowledged);
     tcase_add_test(t, a_queue_may_be_deleted_while_its_loss_is_being_written);
     tcase_add_test(t, nothing_is_concluded_from_what_is_missing_while_everything_is_told_again);
+    tcase_add_test(t, a_queue_lives_without_a_member_while_the_others_are_a_majority);
+    tcase_add_test(t, it_does_not_live_without_one_of_the_two_that_remember);
+    tcase_add_test(t, members_that_do_not_vote_are_no_majority);
     tcase_add_test(t, a_record_that_names_an_earlier_replica_than_the_one_here_is_waited_out);
     tcase_add_test(t, a_replica_that_does_not_start_for_another_reason_keeps_every_group_that_no_record_names);
     return suite_run("membership_lost", t);
