@@ -49,6 +49,7 @@ struct queue_callbacks {
                     uint32_t rejected_count);
     void (*deliver)(void *ctx, struct queue_session *s, uint32_t consumer, const struct queue_message *m);
     // Answers to consume / cancel / get / purge. get: message or NULL for empty; ready = what is left.
+    // RC_CORRUPT: the message it took cannot be read; it goes back when the session is closed.
     void (*consume_done)(void *ctx, struct queue_session *s, uint32_t consumer, enum rc rc);
     void (*cancel_done)(void *ctx, struct queue_session *s, uint32_t consumer);
     void (*get_done)(void *ctx, struct queue_session *s, uint64_t token, enum rc rc,

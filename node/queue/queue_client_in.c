@@ -225,7 +225,7 @@ void queue_client_expect(struct queue_session *s, uint32_t attach, uint32_t stre
 
 // ---- gets, purges, deliveries --------------------------------------------------------------------------------------
 
-static void query_done(struct queue_session *s, struct queue_query *y, const struct queue_message *m)
+static void query_done(struct queue_session *s, struct queue_query *y, enum rc rc, const struct queue_message *m)
 {
     struct queue_query done = *y;
     list_remove(&y->link);
@@ -237,7 +237,7 @@ static void query_done(struct queue_session *s, struct queue_query *y, const str
     } else {
         s->service->metrics.gets++;
         if (!s->is_closing && s->cb.get_done) {
-            s->cb.get_done(s->ctx, s, done.token, RC_OK, m, done.ready);
+            s->cb.get_done(s->ctx, s, done.token, rc, m, done.ready);
         }
         if (m && done.is_no_ack) {
             queue_session_settle(s, 0, m->number, m->number, QUEUE_ACK);
@@ -254,7 +254,7 @@ void queue_client_query(struct queue_session *s, uint32_t attach, const struct q
         return;
     }
     struct queue_query *y = list_entry(s->queries.next, struct queue_query, link);
-    if (y->seq != w->seq || y->kind != w->kind || y->is_answered) {
+    if (y->seq != w->seq || y->kind != w->kind || (y->is_answered && !w->is_unreadable)) {
         return;
     }
     s->asked_at = queue_service_now(s->service);
@@ -263,7 +263,9 @@ void queue_client_query(struct queue_session *s, uint32_t attach, const struct q
     y->ready = w->ready;
     s->needs_query = false;
     if (y->kind == QUEUE_COMMAND_PURGE || y->number == 0) {
-        query_done(s, y, NULL);
+        query_done(s, y, RC_OK, NULL);
+    } else if (w->is_unreadable) {
+        query_done(s, y, RC_CORRUPT, NULL);  // Not settled: it goes back with the channel.
     }
 }
 
@@ -289,7 +291,7 @@ static void got(struct queue_session *s, struct queue_client_consumer *c, const 
     struct queue_query *y = list_is_empty(&s->queries) ? NULL : list_entry(s->queries.next, struct queue_query, link);
     if (y && y->is_answered && y->number == m->number) {
         c->last = m->number;
-        query_done(s, y, m);
+        query_done(s, y, RC_OK, m);
     }
 }
 

@@ -243,7 +243,7 @@ static enum rc fetch(struct queue_server_consumer *c, const struct queue_unsettl
 static void encode(struct buf *to, const struct queue_server_consumer *c, const struct queue_message *m)
 {
     struct queue_delivery_wire w = {
-        .before = c->cursor,
+        .before = c->before,
         .number = m->number,
         .consumer = c->fsm->id,
         .acquired = m->acquired_count,
@@ -276,9 +276,9 @@ static void close_item(struct queue_lane *lane, struct open_item *o)
 static void send(struct queue_server_consumer *c, const struct queue_message *m, struct open_item *o)
 {
     struct queue_server *v = c->server;
-    uint64_t before = c->cursor;
+    uint64_t before = c->before;
     if (v->local) {
-        c->cursor = m->number;
+        c->cursor = c->before = m->number;
         c->sent += m->body.len;
         queue_client_deliver(v->local, v->attach, c->fsm->id, before, m);
         return;
@@ -299,7 +299,7 @@ static void send(struct queue_server_consumer *c, const struct queue_message *m,
     } else {
         buf_span_bytes(&v->lane->out, m->body);
     }
-    c->cursor = m->number;
+    c->cursor = c->before = m->number;
     c->sent += m->body.len;
 }
 
@@ -348,6 +348,12 @@ void queue_deliver_pump(struct queue_server_consumer *c)
             log_error("queue group %llu: message %llu cannot be read and is not delivered", (unsigned long long)r->group,
                       (unsigned long long)queue_ref_index(u->ref));
             c->cursor = u->number;
+            if (c->fsm->id == 0) {
+                if (!v->local) {
+                    close_item(v->lane, &item);
+                }
+                queue_server_unreadable(v, u->number);
+            }
             continue;
         }
         m.number = u->number;

@@ -173,7 +173,8 @@ struct queue_server_consumer {
     struct queue_fsm_consumer *fsm;
     struct list link;        // server->consumers.
     struct list dirty;       // leading->dirty_consumers.
-    uint64_t cursor;         // Last number sent; UINT64_MAX: the client does not want this one.
+    uint64_t cursor;         // Last number sent or skipped; UINT64_MAX: the client does not want this one.
+    uint64_t before;         // Last number sent.
     uint64_t sent, taken;    // Bytes, since attach or resume.
     uint64_t retry_at;       // Cold read failed: not before.
     struct queue_cold *cold, *cold_next;  // The second only beside the first; it holds what comes after.
@@ -249,6 +250,8 @@ void queue_replica_attach(struct queue_replica *r, struct queue_session *local, 
 // RC_FULL: not taken, offer it again later. RC_GAP, RC_STALE, RC_MALFORMED, RC_NOT_LEADER.
 MUST_USE enum rc queue_server_command(struct queue_server *v, struct span payload);
 void queue_server_taken(struct queue_server *v, uint32_t consumer, uint64_t taken);
+// The message with this number, which a get took, can never be read.
+void queue_server_unreadable(struct queue_server *v, uint64_t number);
 void queue_server_resume(struct queue_server *v, const struct queue_cursor_wire *w);
 void queue_server_pause(struct queue_server *v, bool is_paused);
 void queue_server_detach_local(struct queue_server *v);  // The session goes elsewhere or is freed.

@@ -57,10 +57,11 @@ static void send_state(struct queue_server *v, enum queue_item_type type)
     queue_lane_end(lane, at);
 }
 
-static void answer_query(struct queue_server *v)
+static void answer_query(struct queue_server *v, bool is_unreadable)
 {
     v->send_query = false;
     struct queue_query_wire w = query_wire(v->fsm);
+    w.is_unreadable = is_unreadable;
     if (v->local) {
         queue_client_query(v->local, v->attach, &w);
         return;
@@ -68,6 +69,13 @@ static void answer_query(struct queue_server *v)
     size_t at = queue_lane_begin(v->lane, QUEUE_ITEM_QUERY, v->replica->group, v->id, v->attach);
     buf_bytes(&v->lane->out, &w, sizeof(w));
     queue_lane_end(v->lane, at);
+}
+
+void queue_server_unreadable(struct queue_server *v, uint64_t number)
+{
+    if (v->fsm->query_kind == QUEUE_COMMAND_GET && v->fsm->query_number == number) {
+        answer_query(v, true);
+    }
 }
 
 static void answer_attached(struct queue_server *v)
@@ -202,7 +210,7 @@ static struct queue_server_consumer *consumer_add(struct queue_server *v, struct
     struct queue_server_consumer *n = mem_zalloc(sizeof(*n));
     n->server = v;
     n->fsm = c;
-    n->cursor = cursor;
+    n->cursor = n->before = cursor;
     list_init(&n->dirty);
     list_add_tail(&v->consumers, &n->link);
     c->user = n;
@@ -212,7 +220,7 @@ static struct queue_server_consumer *consumer_add(struct queue_server *v, struct
 static void set_cursor(struct queue_server_consumer *c, const struct queue_cursor_wire *w)
 {
     queue_deliver_forget(c);
-    c->cursor = w->last;
+    c->cursor = c->before = w->last;
     c->sent = w->waiting;
     c->taken = 0;
     queue_deliver_mark(c);
@@ -690,7 +698,7 @@ void queue_replica_flush(struct queue_replica *r)
     while ((item = list_pop(&round)) != NULL) {
         struct queue_server *v = list_entry(item, struct queue_server, dirty);
         if (v->fsm && v->send_query) {
-            answer_query(v);
+            answer_query(v, false);
         }
         if (v->fsm && v->send_applied) {
             answer_applied(v);

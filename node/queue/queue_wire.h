@@ -55,7 +55,7 @@ struct queue_applied_wire {
 struct queue_query_wire {
     uint64_t seq, number, ready;
     uint32_t kind;
-    uint32_t reserved;
+    uint32_t is_unreadable;  // GET: `number` exists and cannot be read. 0 from an older program.
 };
 struct queue_delivery_wire {
     uint64_t before;  // Number sent before this one to the same consumer.

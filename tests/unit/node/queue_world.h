@@ -71,6 +71,7 @@ struct world {
     uint32_t reads_count, reads_most;  // At once.
     uint64_t read_indexes;             // By all.
     uint32_t slow_percent;     // Rounds in which nothing is committed.
+    uint64_t unreadable;       // Index of an entry that no replica can read any more.
     uint32_t cold_percent;     // Share of group_entry calls answered RC_COLD.
     uint32_t full_rounds, lane_full_rounds;
     // Faults.
@@ -228,6 +229,9 @@ enum rc group_entry(struct group *g, uint64_t index, struct entry *out)
     ck_assert(index <= g->applied || (g->is_leader && index == w->last));
     if (index <= g->applied && w->cold_percent > 0 && rng_below(&w->rng, 100) < w->cold_percent) {
         return RC_COLD;
+    }
+    if (index == w->unreadable) {
+        return RC_NOT_FOUND;
     }
     *out = (struct entry){.group = GROUP,
                           .index = index,

@@ -18,6 +18,7 @@ static void a_get(void *ctx, struct queue_session *s, uint64_t token, enum rc rc
     struct answers *a = ctx;
     a->gets++;
     a->token = token;
+    a->rc = rc;
     a->ready = ready;
     a->was_empty = m == NULL;
     a->number = m ? m->number : 0;
@@ -186,6 +187,64 @@ START_TEST(a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next)
             world_destroy(w);
         }
     }
+}
+END_TEST
+
+// The index of the nth publish in the log.
+static uint64_t index_of_publish(struct world *w, uint32_t nth)
+{
+    for (uint64_t i = 0; i < w->last; i++) {
+        if (w->log[i].kind == RECORD_ENTRY && w->log[i].payload.ptr[1] == QUEUE_COMMAND_ENQUEUE && --nth == 0) {
+            return w->log[i].index;
+        }
+    }
+    ck_abort_msg("not published");
+}
+
+START_TEST(a_get_of_a_message_that_cannot_be_read_is_answered_and_the_next_gets_the_next)
+{
+    struct world *w = world_create(1, settings_plain());
+    struct answers a = {0};
+    struct queue_session *s = open_on(w, (uint32_t)_i, &a);
+    for (int i = 0; i < 3; i++) {
+        publish(s, "m");
+    }
+    rounds(w, 40);
+    w->unreadable = index_of_publish(w, 2);
+    queue_session_get(s, 1, false);
+    queue_session_get(s, 2, true);
+    rounds(w, 40);
+    ck_assert_uint_eq(a.gets, 2);
+    ck_assert_uint_eq(a.token, 2);
+    ck_assert_int_eq(a.rc, RC_CORRUPT);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->unacked_count, 2);  // It is not lost.
+    queue_session_get(s, 3, false);
+    rounds(w, 40);
+    ck_assert_uint_eq(a.gets, 3);
+    ck_assert_int_eq(a.rc, RC_OK);
+    ck_assert_uint_eq(a.number, 3);
+    queue_session_close(s);
+    world_destroy(w);
+}
+END_TEST
+
+START_TEST(a_message_that_cannot_be_read_does_not_hold_up_those_behind_it)
+{
+    struct world *w = world_create(1, settings_plain());
+    struct answers a = {0};
+    struct queue_session *s = open_on(w, (uint32_t)_i, &a);
+    for (int i = 0; i < 3; i++) {
+        publish(s, "m");
+    }
+    rounds(w, 40);
+    w->unreadable = index_of_publish(w, 2);
+    consume(s, 10);
+    rounds(w, 40);
+    ck_assert_uint_eq(a.delivered, 2);
+    ck_assert_uint_eq(a.number, 3);
+    ck_assert_uint_eq(w->hosts[_i].q->metrics.gaps, 0);
+    queue_session_close(s);
+    world_destroy(w);
 }
 END_TEST
 
@@ -608,6 +667,8 @@ int main(void)
     Suite *s = suite_create("queue_transcripts");
     TCase *t = tcase_create("queue_transcripts");
     tcase_set_timeout(t, 240);
+    tcase_add_loop_test(t, a_get_of_a_message_that_cannot_be_read_is_answered_and_the_next_gets_the_next, 1, NODES + 1);
+    tcase_add_loop_test(t, a_message_that_cannot_be_read_does_not_hold_up_those_behind_it, 1, NODES + 1);
     tcase_add_loop_test(t, get_and_purge_come_after_the_publishes_before_them_from_any_node, 1, NODES + 1);
     tcase_add_test(t, a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next);
     tcase_add_test(t, commands_proposed_twice_because_a_connection_was_renewed_are_applied_once);
