@@ -291,7 +291,7 @@ void host_snapshot_on_ack(struct host *h, uint32_t node, const struct frame *f)
     }
     list_each(l, &h->snap_sends) {
         struct snap_send *s = list_entry(l, struct snap_send, link);
-        if (s->group->id != a->group || s->node != node || s->replica != a->from ||
+        if (s->group->id != a->group || s->node != node || s->replica != a->from || s->group->replica_id != a->to ||
             s->info.index != a->index || s->is_over) {
             continue;
         }

@@ -48,18 +48,33 @@ static void chunks_end(struct store_worker *w, struct chunks *c)
     }
 }
 
+static enum rc chunk_at(const struct chunks *c, struct cold *cold, uint64_t at, struct span *record)
+{
+    struct record_disk r;
+    const enum rc rc = cold_record(cold, (struct cold_file){.seq = c->segment->seq, .is_segment = true},
+                                   c->position + at, c->group, c->index, &r, record);
+    return rc == RC_OK && r.kind != RECORD_SNAPSHOT ? RC_CORRUPT : rc;
+}
+
+// Cold thread: where a transfer goes on is the receiver's word. RC_OK: a record begins there, or one before it is damaged.
+static enum rc chunks_check(const struct chunks *c, struct cold *cold)
+{
+    uint64_t at = 0;
+    struct span record;
+    while (at < c->at && chunk_at(c, cold, at, &record) == RC_OK) {
+        at += record.len;
+    }
+    cold_end(cold);
+    return at <= c->at ? RC_OK : RC_INVALID;
+}
+
 // Cold thread: appends whole records until `to` holds `bytes_max` (at least one) or there are no more.
 static enum rc chunks_read(struct chunks *c, struct cold *cold, size_t bytes_max, struct buf *to)
 {
     enum rc rc = RC_OK;
     while (c->at < c->bytes) {
-        struct record_disk r;
         struct span record;
-        rc = cold_record(cold, (struct cold_file){.seq = c->segment->seq, .is_segment = true},
-                         c->position + c->at, c->group, c->index, &r, &record);
-        if (rc == RC_OK && r.kind != RECORD_SNAPSHOT) {
-            rc = RC_CORRUPT;
-        }
+        rc = chunk_at(c, cold, c->at, &record);
         if (rc != RC_OK || (to->len > 0 && to->len + record.len > bytes_max)) {
             break;
         }
@@ -121,7 +136,11 @@ static void sending_run(struct job *job)
         }
         return;
     }
-    r->rc = chunks_read(&s->chunks, cold, r->bytes_max, &r->bytes);
+    const bool is_inside = s->chunks.at <= s->chunks.bytes;
+    r->rc = is_inside ? chunks_read(&s->chunks, cold, r->bytes_max, &r->bytes) : RC_INVALID;
+    if (r->rc == RC_CORRUPT && r->bytes.len == 0 && chunks_check(&s->chunks, cold) != RC_OK) {
+        r->rc = RC_INVALID;  // Not this disk's fault.
+    }
     r->position = POSITION_CHUNKS | s->chunks.at;
     r->is_last = r->rc == RC_OK && s->chunks.at == s->chunks.bytes;
 }

@@ -360,6 +360,35 @@ START_TEST(nothing_of_the_memtable_is_left_after_an_install)
 }
 END_TEST
 
+START_TEST(a_place_that_no_piece_begins_at_is_refused_and_is_no_damage)
+{
+    append_many(&fx, 1, 1, 300, 10);
+    request_snapshot(1, 10);
+    uint64_t end = 0;
+    for (int i = 0; i < 3; i++) {
+        bool is_done = false;
+        struct glog_snapshot_read r = {.index = 10,
+                                       .position = i == 0 ? 0 : i == 1 ? end - 8 : end + 64,
+                                       .bytes_max = 1 << 20,
+                                       .done = on_snapshot_read,
+                                       .owner = &is_done};
+        do {
+            is_done = false;
+            glog_snapshot_read_start(log_of(&fx, 1), &r);
+            while (!is_done && step_job(&fx, 0)) {
+            }
+            ck_assert(is_done);
+            ck_assert_int_eq(r.rc, i == 0 ? RC_OK : RC_INVALID);
+            end = i == 0 ? r.position : end;
+            buf_deinit(&r.bytes);
+        } while (i == 0 && !r.is_last);
+        ck_assert(!r.is_last || i == 0);
+        ck_assert(!log_of(&fx, 1)->is_amnesiac);
+    }
+    check_group(&fx, 1);
+}
+END_TEST
+
 START_TEST(a_damaged_piece_is_refused_and_leaves_the_log_as_it_was)
 {
     append_many(&fx, 1, 1, 300, 10);
@@ -527,6 +556,7 @@ int main(void)
     tcase_add_test(t, a_received_snapshot_that_was_merged_before_its_mark_was_durable_lets_no_other_history_go_on_behind_it);
     tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
     tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
+    tcase_add_test(t, a_place_that_no_piece_begins_at_is_refused_and_is_no_damage);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
     tcase_add_loop_test(t, an_installed_snapshot_that_is_lost_with_its_segment_makes_the_group_amnesiac, 0, 2);
     tcase_add_test(t, a_transfer_that_is_broken_off_when_it_is_sealed_leaves_no_file);
