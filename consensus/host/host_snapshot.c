@@ -363,8 +363,10 @@ static void receive_abort(struct snap_receive *r)
     struct group *g = r->group;
     group_ref(g);
     receive_free(r);
+    if (!(g->flags & GROUP_REMOVED)) {
+        glog_snapshot_write_abort(g->log);  // Of one that failed too: its log is still there.
+    }
     if (!group_is_gone(g)) {
-        glog_snapshot_write_abort(g->log);
         struct consensus_out out;
         consensus_out_reset(&out);
         g->ops->snapshot_ended(g->replica, g->replica_id, false, 0, host_now(g->host), &out);
@@ -400,8 +402,12 @@ static void receive_write_done(struct glog_snapshot_write *w)
     struct group *g = r->group;
     struct host *h = g->host;
     r->is_writing = false;
-    if (group_is_gone(g) || h->is_failed) {
+    if (h->is_failed) {
         receive_free(r);
+        return;
+    }
+    if (group_is_gone(g)) {
+        receive_abort(r);
         return;
     }
     if (w->rc == RC_STALE) {

@@ -247,6 +247,57 @@ START_TEST(a_member_without_room_for_the_snapshot_gets_a_smaller_one_when_the_qu
 }
 END_TEST
 
+// Looks for the file of a transfer that is coming, which has not got its name yet.
+static bool has_unfinished_segment(uint32_t node)
+{
+    for (uint32_t seq = 1; seq < 100; seq++) {
+        char path[64];
+        snprintf(path, sizeof(path), "seg/seg-%016x.tmp", seq);
+        if (sim_disk_exists(s->nodes[node - 1].disk, path)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+START_TEST(what_came_of_a_snapshot_goes_when_its_group_fails)
+{
+    static struct fsm_ops live_fsm;
+    static struct sim_app app;
+    live_fsm = counter_fsm;
+    live_fsm.snapshot_live = live_of;
+    live_fsm.live_count = live_count;
+    app = counter_app;
+    app.fsm = &live_fsm;
+    s->app = &app;
+    start();
+    crash(3);
+    run_ms(100);
+    for (int i = 0; i < 3000; i++) {
+        ck_assert_int_eq(propose(1, 0, 1000), RC_OK);
+        run_ms(1);
+    }
+    glog_snapshot_request(s->nodes[0].groups[0]->log);
+    sim_node_wake(&s->nodes[0], 0);
+    run_ms(1000);
+    ck_assert_uint_gt(status(1, 0).snapshot, 1500);
+    restart(3);
+    struct group *g = NULL;
+    bool is_coming = false;
+    for (int i = 0; i < 200000 && !is_coming; i++) {
+        sim_run_until(s, s->now + 20 * SIM_US);
+        g = s->nodes[2].groups[0];
+        is_coming = g && (g->flags & GROUP_RECEIVING) && has_unfinished_segment(3);
+    }
+    ck_assert(is_coming);
+    sim_run_until(s, s->now + (uint64_t)_i * 200 * SIM_US);  // While a piece is written, or between two.
+    ck_assert((g->flags & (GROUP_RECEIVING | GROUP_INSTALLING)) == GROUP_RECEIVING);
+    group_fail(g, RC_MALFORMED, "the test says so");
+    run_ms(20000);
+    ck_assert(!has_unfinished_segment(3));
+}
+END_TEST
+
 // Node ids are never used again, so in a cluster whose nodes come and go the numbers of nodes known grow.
 START_TEST(nodes_that_came_and_went_cost_a_host_nothing_but_a_name)
 {
@@ -449,6 +500,7 @@ int main(void)
     tcase_add_test(t, a_leader_that_hears_no_majority_steps_down);
     tcase_add_test(t, a_follower_far_behind_is_fed_from_disk_or_snapshot);
     tcase_add_test(t, a_member_without_room_for_the_snapshot_gets_a_smaller_one_when_the_queue_is_drained);
+    tcase_add_loop_test(t, what_came_of_a_snapshot_goes_when_its_group_fails, 0, 6);
     tcase_add_test(t, nodes_that_came_and_went_cost_a_host_nothing_but_a_name);
     tcase_add_test(t, the_bound_of_uncommitted_bytes_keeps_a_fifth_for_reserved_commands);
     tcase_add_test(t, a_read_barrier_passes_at_the_leader);
