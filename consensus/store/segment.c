@@ -383,5 +383,7 @@ enum rc segment_load(struct disk *d, uint64_t seq, struct segment **out, struct 
     TRY(d->open(d, path, DISK_READ, &f));
     enum rc rc = load_tables(d, f, seq, out, runs, runs_count);
     d->close(f);
-    return rc;
+    // What cannot be read is lost to its groups, not to the node (engine-notes 1.9). One that cannot be opened may only
+    // want a descriptor or a right.
+    return rc == RC_IO ? RC_CORRUPT : rc;
 }

@@ -456,6 +456,54 @@ START_TEST(an_installed_snapshot_that_is_lost_with_its_segment_makes_the_group_a
 }
 END_TEST
 
+static struct {
+    struct disk real;
+    char path[SEGMENT_PATH_MAX];
+    struct disk_file *file;
+} unreadable;
+
+static enum rc unreadable_open(struct disk *d, const char *path, int flags, struct disk_file **out)
+{
+    const enum rc rc = unreadable.real.open(d, path, flags, out);
+    if (rc == RC_OK && strcmp(path, unreadable.path) == 0) {
+        unreadable.file = *out;
+    }
+    return rc;
+}
+
+static enum rc unreadable_read(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got)
+{
+    return f == unreadable.file ? RC_IO : unreadable.real.read(f, offset, to, len, got);
+}
+
+static void unreadable_close(struct disk_file *f)
+{
+    unreadable.file = f == unreadable.file ? NULL : unreadable.file;
+    unreadable.real.close(f);
+}
+
+START_TEST(a_segment_that_cannot_be_read_at_the_start_costs_its_group_its_memory_and_not_the_node)
+{
+    append_many(&fx, 1, 1, 300, 10);
+    request_snapshot(1, 10);
+    roll_file(&fx);  // The log alone does not tell it any more.
+    append_many(&fx, 2, 1, 50, 3);
+    settle(&fx);
+    segment_path(log_of(&fx, 1)->snapshot->segment->seq, true, unreadable.path);
+    fixture_close(&fx);
+    struct disk *d = sim_disk_base(fx.disk);
+    unreadable.real = *d;
+    d->open = unreadable_open;
+    d->read = unreadable_read;
+    d->close = unreadable_close;
+    fixture_open(&fx);
+    ck_assert_ptr_nonnull(fx.store);
+    ck_assert(fx.found[1].is_amnesiac);
+    ck_assert_uint_eq(fx.found[2].last, 3);
+    ck_assert(!fx.found[2].is_amnesiac);
+}
+END_TEST
+
 // The group itself goes on; only the transfer is broken off, when its last piece is sealed and not told of.
 START_TEST(a_transfer_that_is_broken_off_when_it_is_sealed_leaves_no_file)
 {
@@ -556,6 +604,7 @@ int main(void)
     tcase_add_test(t, a_received_snapshot_that_was_merged_before_its_mark_was_durable_lets_no_other_history_go_on_behind_it);
     tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
     tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
+    tcase_add_test(t, a_segment_that_cannot_be_read_at_the_start_costs_its_group_its_memory_and_not_the_node);
     tcase_add_test(t, a_place_that_no_piece_begins_at_is_refused_and_is_no_damage);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);
     tcase_add_loop_test(t, an_installed_snapshot_that_is_lost_with_its_segment_makes_the_group_amnesiac, 0, 2);
