@@ -224,7 +224,8 @@ static void on_exchange(struct broker_vhost *v, struct span name, const struct m
     enum exchange_type type;
     bool is_known_type = r && exchange_type_parse(span_str(r->type), &type);
     if (is_known_type && x &&
-        (x->pub.type != type ||
+        (x->pub.type != type || x->pub.is_durable != r->durable || x->pub.is_auto_delete != r->auto_delete ||
+         x->pub.is_internal != r->internal ||
          !span_equal(x->pub.arguments, span_of(r->arguments.data, r->arguments.len)))) {
         map_remove_bytes(&v->exchanges, name);  // Made anew while this node was behind: its bindings are told after it.
         exchange_free(x);

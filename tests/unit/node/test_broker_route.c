@@ -337,6 +337,34 @@ static void node(const char *name, uint64_t first_id, uint32_t *former, size_t f
     buf_deinit(&payload);
 }
 
+START_TEST(an_exchange_made_anew_with_other_flags_has_those)
+{
+    exchange("x", "fanout", NULL);
+    queue("a");
+    bind_key("x", "a", "");
+    sub->reset(sub->ctx);
+    tell(path_vhost(span_str("/")), span_str(""), false);
+    queue("a");
+    Warren__ExchangeRecord r = WARREN__EXCHANGE_RECORD__INIT;
+    r.type = "fanout";
+    r.durable = _i == 0;
+    r.auto_delete = _i == 1;
+    r.internal = _i == 2;
+    struct buf payload = {0};
+    warren__exchange_record__pack(&r, buf_extend(&payload, warren__exchange_record__get_packed_size(&r)));
+    tell(path_exchange(span_str("/"), span_str("x")), buf_span(&payload), false);
+    buf_deinit(&payload);
+    bind_key("x", "a", "");
+    sub->loaded(sub->ctx, index_now);
+    const struct broker_exchange *x = broker_exchange_find(vhost(), span_str("x"));
+    ck_assert_ptr_nonnull(x);
+    ck_assert_int_eq(x->is_durable, _i == 0);
+    ck_assert_int_eq(x->is_auto_delete, _i == 1);
+    ck_assert_int_eq(x->is_internal, _i == 2);
+    ck_assert_str_eq(ROUTED("x", ""), "a");
+}
+END_TEST
+
 START_TEST(a_retired_node_id_leads_to_the_node_that_took_its_place)
 {
     node("a@x", 1030, NULL, 0);
@@ -396,6 +424,7 @@ int main(void)
     tcase_add_test(t, a_match_on_an_exchange_that_drops_the_message_does_not_call_the_alternate);
     tcase_add_test(t, bindings_and_destinations_may_come_and_go_in_either_order);
     tcase_add_test(t, after_a_reset_what_is_not_told_again_goes_and_the_rest_stays_undisturbed);
+    tcase_add_loop_test(t, an_exchange_made_anew_with_other_flags_has_those, 0, 3);
     tcase_add_test(t, a_queue_made_anew_under_its_name_is_another_queue);
     tcase_add_test(t, a_retired_node_id_leads_to_the_node_that_took_its_place);
     tcase_add_test(t, maintenance_mode_is_known_whichever_record_is_told_first);
