@@ -239,7 +239,7 @@ static void query_done(struct queue_session *s, struct queue_query *y, enum rc r
         if (!s->is_closing && s->cb.get_done) {
             s->cb.get_done(s->ctx, s, done.token, rc, m, done.ready);
         }
-        if (m && done.is_no_ack) {
+        if (m && done.is_no_ack && !s->is_closing) {
             queue_session_settle(s, 0, m->number, m->number, QUEUE_ACK);
         }
     }
@@ -332,7 +332,7 @@ void queue_client_deliver(struct queue_session *s, uint32_t attach, uint32_t con
     bool is_no_ack = c->is_no_ack;
     size_push(c, (uint32_t)m->body.len);
     s->cb.deliver(s->ctx, s, consumer, m);
-    if (is_no_ack) {
+    if (is_no_ack && !s->is_closing) {  // Closed meanwhile: the channel could not send it, so it goes back.
         queue_session_settle(s, consumer, m->number, m->number, QUEUE_ACK);
     }
 }

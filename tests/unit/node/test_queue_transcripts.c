@@ -8,7 +8,7 @@ struct answers {
     uint32_t gets, purges, lost, ended, settled, delivered, infos;
     uint64_t token, ready, purged, number;
     uint32_t acquired, failed;
-    bool was_empty, is_deleted;
+    bool was_empty, is_deleted, is_refusing;  // Refusing: closes its session instead of taking a message.
     enum rc rc;
     struct queue_info info;
 };
@@ -23,6 +23,9 @@ static void a_get(void *ctx, struct queue_session *s, uint64_t token, enum rc rc
     a->was_empty = m == NULL;
     a->number = m ? m->number : 0;
     a->acquired = m ? m->acquired_count : 0;
+    if (m && a->is_refusing) {
+        queue_session_close(s);
+    }
 }
 static void a_purge(void *ctx, struct queue_session *s, uint64_t token, uint64_t count)
 {
@@ -50,6 +53,9 @@ static void a_deliver(void *ctx, struct queue_session *s, uint32_t consumer, con
     a->number = m->number;
     a->acquired = m->acquired_count;
     a->failed = m->delivery_count;
+    if (a->is_refusing) {
+        queue_session_close(s);
+    }
 }
 static void a_info(void *ctx, enum rc rc, const struct queue_info *info)
 {
@@ -244,6 +250,27 @@ START_TEST(a_message_that_cannot_be_read_does_not_hold_up_those_behind_it)
     ck_assert_uint_eq(a.number, 3);
     ck_assert_uint_eq(w->hosts[_i].q->metrics.gaps, 0);
     queue_session_close(s);
+    world_destroy(w);
+}
+END_TEST
+
+START_TEST(a_no_ack_message_that_the_channel_could_not_send_goes_back)
+{
+    struct world *w = world_create(1, settings_plain());
+    struct answers a = {0}, b = {.is_refusing = true};
+    struct queue_session *p = open_on(w, 2, &a), *s = open_on(w, 4, &b);
+    publish(p, "m");
+    rounds(w, 40);
+    if (_i == 0) {
+        queue_session_get(s, 1, true);
+    } else {
+        struct queue_consume c = {.consumer = 1, .is_no_ack = true, .tag = span_str("t")};
+        queue_session_consume(s, &c);
+    }
+    rounds(w, 60);
+    ck_assert_uint_eq(b.gets + b.delivered, 1);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, 1))->ready_count, 1);
+    queue_session_close(p);
     world_destroy(w);
 }
 END_TEST
@@ -669,6 +696,7 @@ int main(void)
     tcase_set_timeout(t, 240);
     tcase_add_loop_test(t, a_get_of_a_message_that_cannot_be_read_is_answered_and_the_next_gets_the_next, 1, NODES + 1);
     tcase_add_loop_test(t, a_message_that_cannot_be_read_does_not_hold_up_those_behind_it, 1, NODES + 1);
+    tcase_add_loop_test(t, a_no_ack_message_that_the_channel_could_not_send_goes_back, 0, 2);
     tcase_add_loop_test(t, get_and_purge_come_after_the_publishes_before_them_from_any_node, 1, NODES + 1);
     tcase_add_test(t, a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next);
     tcase_add_test(t, commands_proposed_twice_because_a_connection_was_renewed_are_applied_once);
