@@ -70,6 +70,15 @@ void raft_lead_free(struct replica *r)
 
 // ---- commit ------------------------------------------------------------------------------------------------------
 
+// A message that is being sent in pieces does not say what has come up since.
+static void messages_outdated(struct lead *lead)
+{
+    const uint32_t others = lead->peers_count - (lead->self < lead->peers_count);
+    for (uint32_t i = 0; i < others; i++) {
+        lead->peers[i].is_outdated = true;
+    }
+}
+
 void raft_advance(struct replica *r)
 {
     assert(r->role == ROLE_LEADER);
@@ -93,6 +102,7 @@ void raft_advance(struct replica *r)
     if (majority > r->commit && majority >= r->lead->term_first) {
         assert(majority <= r->last);
         r->commit = majority;
+        messages_outdated(r->lead);
     }
 }
 
@@ -140,13 +150,19 @@ void raft_mark(struct replica *r, uint64_t now_ns)
 
 // ---- peers -------------------------------------------------------------------------------------------------------
 
+void raft_next_round(struct lead *lead)
+{
+    lead->round++;
+    lead->is_round_sent = false;
+    messages_outdated(lead);
+}
+
 // What is on its way to it may be lost: find out where it stands.
 void raft_peer_probe(struct replica *r, uint32_t i)
 {
     struct lead *lead = r->lead;
     struct peer *p = raft_peer(r, i);
-    lead->round++;
-    lead->is_round_sent = false;
+    raft_next_round(lead);
     p->probe_round = lead->round;
     p->probe_match = p->match;
     p->state = PEER_PROBE;
@@ -191,11 +207,13 @@ void raft_next_send(struct replica *r, uint32_t i, struct consensus_send *out)
     if (r->role != ROLE_LEADER || !raft_peer_wants(r, i)) {
         return;
     }
-    const struct peer *p = raft_peer(r, i);
+    struct peer *p = raft_peer(r, i);
     out->to = &r->config->members[i];
     bool is_behind = needs_snapshot(r, p);
     bool is_waiting = p->state == PEER_SNAPSHOT;
-    out->kind = is_behind && !is_waiting && !p->is_paused ? SEND_SNAPSHOT : SEND_APPEND;
+    p->is_offered = is_behind && !is_waiting && !p->is_paused;
+    p->is_outdated = false;
+    out->kind = p->is_offered ? SEND_SNAPSHOT : SEND_APPEND;
     // While the entries it lacks are not there to send, a message before the first index carries rounds and the term.
     uint64_t previous = is_behind || is_waiting ? 0 : p->next - 1;
     out->last = previous;
@@ -248,7 +266,9 @@ void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t
     struct peer *p = raft_peer(r, i);
     raft_mark(r, now_ns);
     bool was_waiting = is_unanswered(r, i);
-    if (needs_snapshot(r, p) && p->state != PEER_SNAPSHOT && !p->is_paused) {
+    // Else it is the last piece of an entry, and the log was cut behind that meanwhile: nothing has begun.
+    if (p->is_offered && needs_snapshot(r, p) && p->state != PEER_SNAPSHOT && !p->is_paused) {
+        p->is_offered = false;
         p->state = PEER_SNAPSHOT;
         p->is_paused = true;
         p->is_loaded = false;
@@ -257,8 +277,8 @@ void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t
         return;
     }
     p->is_poked = false;
-    p->round_sent = r->lead->round;
-    if (p->state == PEER_SNAPSHOT || needs_snapshot(r, p)) {
+    p->round_sent = p->is_outdated ? p->round_sent : r->lead->round;
+    if (p->state == PEER_SNAPSHOT || (needs_snapshot(r, p) && p->state == PEER_PROBE)) {
         return;
     }
     if (p->state == PEER_PROBE) {
@@ -268,7 +288,9 @@ void raft_sent(struct replica *r, uint32_t i, uint64_t last_index_sent, uint64_t
         // What goes in pieces is sent late: the answer to an earlier copy of it may have said more meanwhile.
         assert(last_index_sent <= r->last);
         p->next = max_u64(p->next, last_index_sent + 1);
-        p->commit_told = max_u64(p->commit_told, min_u64(r->commit, last_index_sent));
+        if (!p->is_outdated) {
+            p->commit_told = max_u64(p->commit_told, min_u64(r->commit, last_index_sent));
+        }
     }
     if (!was_waiting) {
         p->retry_at = resend_at(p, now_ns);  // Else the answer to an earlier message is due first.

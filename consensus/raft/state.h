@@ -48,6 +48,8 @@ struct peer {
     bool is_loaded;        // PROBE: may carry entries (a new leader's first message).
     bool is_regressed;     // Lost what it acknowledged: gets nothing, counts for nothing.
     bool is_poked;         // Owed one empty append (it asked for a pre-vote although we lead).
+    bool is_offered;       // next_send said: a snapshot.
+    bool is_outdated;      // The commit index or the round have changed since next_send.
 };
 
 struct pending_read {
@@ -217,6 +219,7 @@ static inline struct peer *raft_peer(const struct replica *r, uint32_t i)
 void raft_append_reply(struct replica *r, const struct consensus_msg *m, struct consensus_out *out);
 void raft_snapshot_done(struct replica *r, const struct consensus_msg *m);
 void raft_advance(struct replica *r);
+void raft_next_round(struct lead *lead);
 bool raft_peer_wants(const struct replica *r, uint32_t i);
 void raft_peer_probe(struct replica *r, uint32_t i);
 void raft_next_send(struct replica *r, uint32_t i, struct consensus_send *out);

@@ -128,8 +128,7 @@ void raft_step_down(struct replica *r, uint64_t now_ns, struct consensus_out *ou
 static uint64_t fresh_round(struct lead *lead)
 {
     if (lead->is_round_sent) {
-        lead->round++;
-        lead->is_round_sent = false;
+        raft_next_round(lead);
     }
     return lead->round;
 }
