@@ -161,6 +161,10 @@ static void apply_read(struct group *g, struct glog_read *r)
     if (g->flags & (GROUP_INSTALLING | GROUP_LOADING | GROUP_LOST)) {
         return;  // A snapshot takes the place of these entries; or this read has found damage.
     }
+    if (r->indexes[0] != g->handed + 1) {
+        group_ready(g, GROUP_APPLY);  // A snapshot has taken their place, and is loaded already.
+        return;
+    }
     if (r->read_count == 0) {
         group_fail(g, r->rc == RC_OK ? RC_NOT_FOUND : r->rc, "a committed entry cannot be read");
         return;
