@@ -67,7 +67,10 @@ void host_retry_add(struct group *g, uint32_t node, uint64_t replica, bool is_sn
 {
     struct host *h = g->host;
     const uint64_t key = retry_key(h, g->id, node, is_snapshot);
-    if (map_get(&h->retry_map, key)) {
+    struct retry *there = map_get(&h->retry_map, key);
+    if (there) {
+        // Of one that was on that node before, maybe: nobody waits for that any more.
+        there->replica = there->node == node ? replica : there->replica;
         return;
     }
     struct retry *r = mem_zalloc(sizeof(*r));
