@@ -604,6 +604,9 @@ static enum rc fragment_put(struct host *h, struct peer *p, const struct iovec *
     }
     assert(left == 0);
     append_flush(h, p);
+    if (f->group == NULL) {
+        return RC_NOT_CONNECTED;  // The frame before it was lost, and it with that.
+    }
     p->sent += len + APPEND_COST;
     uint64_t runs[CONSENSUS_TERM_RUNS * 2];
     Cluster__AppendHeader a = append_header(&f->msg, runs, f->total);
