@@ -33,6 +33,7 @@ enum frame_type {
     // Session lane (node/queue).
     FRAME_SESSION_FIRST = 64,  // Items, or a part of a run of them.
     FRAME_SESSION_TAKEN = 65,  // Says up to where parts were taken.
+    FRAME_SESSION_NEW = 66,    // The connection is a new one: what was said before may be lost.
     FRAME_SESSION_LAST = 95,
 };
 

@@ -18,7 +18,8 @@ enum net_lane { LANE_CONTROL, LANE_LOG, LANE_SESSION, LANE_BULK, LANE_COUNT };
 enum net_level {
     NET_LEVEL_FIRST = 1,
     NET_LEVEL_SESSION_TAKEN = 2,  // It answers parts of session frames with FRAME_SESSION_TAKEN.
-    NET_LEVEL_OWN = NET_LEVEL_SESSION_TAKEN,
+    NET_LEVEL_SESSION_NEW = 3,    // It knows FRAME_SESSION_NEW.
+    NET_LEVEL_OWN = NET_LEVEL_SESSION_NEW,
 };
 
 struct net {

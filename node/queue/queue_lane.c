@@ -407,11 +407,31 @@ static bool is_ahead(const struct queue_lane *lane)
            (!net->level || net->level(net, lane->node) >= NET_LEVEL_SESSION_TAKEN);
 }
 
+// False: the lane takes nothing.
+static bool say_new(struct queue_lane *lane)
+{
+    struct net *net = lane->lanes->net;
+    enum rc rc = RC_OK;
+    if (!net->level || net->level(net, lane->node) >= NET_LEVEL_SESSION_NEW) {
+        Cluster__SessionFrame e = CLUSTER__SESSION_FRAME__INIT;
+        rc = send_frame(lane->lanes, lane->node, FRAME_SESSION_NEW, &e, span_of(NULL, 0));
+    }
+    lane->is_new = rc == RC_FULL;  // Without a connection it is said when there is one.
+    lane->is_blocked = rc == RC_FULL;
+    if (rc != RC_OK && rc != RC_FULL) {
+        lane_drop(lane);
+    }
+    return rc == RC_OK;
+}
+
 void queue_lane_flush(struct queue_lane *lane)
 {
     struct queue_lanes *l = lane->lanes;
     if (lane->node == l->node) {
         flush_to_worker(lane);
+        return;
+    }
+    if (lane->is_new && !say_new(lane)) {
         return;
     }
     seal(lane);
@@ -467,7 +487,7 @@ void queue_lanes_flush(struct queue_lanes *l)
     uint32_t pos = 0;
     struct queue_lane *lane;
     while ((lane = map_next(&l->by_key, &pos, NULL, NULL)) != NULL) {
-        if (lane->waiting_bytes + lane->run_bytes > 0) {
+        if (lane->is_new || lane->waiting_bytes + lane->run_bytes > 0) {
             queue_lane_flush(lane);
         }
     }
@@ -505,7 +525,7 @@ bool queue_lanes_have_work(const struct queue_lanes *l)
     uint32_t pos = 0;
     const struct queue_lane *lane;
     while ((lane = map_next(&l->by_key, &pos, NULL, NULL)) != NULL) {
-        if (lane->waiting_bytes + lane->run_bytes > 0) {
+        if (lane->is_new || lane->waiting_bytes + lane->run_bytes > 0) {
             return true;
         }
     }
@@ -624,6 +644,35 @@ static void pass_taken(struct queue_lanes *l, uint32_t from, const Cluster__Sess
     l->post(l->post_ctx, e->worker, taken_open, t);
 }
 
+struct renewed {  // To another worker.
+    struct queue_service *to;
+    uint32_t node;
+};
+
+static void renewed_open(void *arg)
+{
+    struct renewed *r = arg;
+    r->to->lanes.renewed(r->to, r->node);
+    free(r);
+}
+
+// One worker is told; what it means is for all.
+static void receive_new(struct queue_lanes *l, struct queue_service *q, uint32_t from)
+{
+    if (!l->renewed) {
+        return;
+    }
+    l->renewed(q, from);
+    for (uint32_t worker = 0; l->peer && worker < FRAME_WORKERS_MAX; worker++) {
+        struct queue_service *to = worker == l->worker ? NULL : l->peer(l->post_ctx, worker);
+        if (to) {
+            struct renewed *r = mem_alloc(sizeof(*r));
+            *r = (struct renewed){.to = to, .node = from};
+            l->post(l->post_ctx, worker, renewed_open, r);
+        }
+    }
+}
+
 static void receive_part(struct queue_lanes *l, struct queue_service *q, uint32_t from, uint32_t worker,
                          const Cluster__SessionFrame *e, struct span raw)
 {
@@ -690,8 +739,12 @@ void queue_lanes_frame(struct queue_lanes *l, struct queue_service *q, uint32_t 
     pb_arena_reset(&l->arena);
     Cluster__SessionFrame *e = cluster__session_frame__unpack(&l->arena.allocator, f->envelope.len, f->envelope.ptr);
     if (!e || e->version != QUEUE_WIRE_VERSION ||
-        (f->type != FRAME_SESSION_FIRST && f->type != FRAME_SESSION_TAKEN)) {
+        (f->type != FRAME_SESSION_FIRST && f->type != FRAME_SESSION_TAKEN && f->type != FRAME_SESSION_NEW)) {
         l->bad_frames++;
+        return;
+    }
+    if (f->type == FRAME_SESSION_NEW) {
+        receive_new(l, q, from_node);
         return;
     }
     if (f->type == FRAME_SESSION_TAKEN) {
@@ -720,6 +773,9 @@ void queue_lanes_reset(struct queue_lanes *l, uint32_t node)
         lane_drop(lane);
         lane->next_run = ((lane->next_run >> 32) + 1) << 32 | 1;
         lane->run_sent = lane->run_taken = lane->stuck_since = 0;
+    }
+    if (l->worker == 0 && node != l->node) {  // Workers share the connection; one says it.
+        queue_lane_to(l, node, 0)->is_new = true;
     }
     uint32_t pos = 0;
     struct inflow *in;

@@ -10,6 +10,9 @@
 // megabytes, and what is small must not wait behind them. The other side answers once a turn with the newest number it
 // was told; after a reset of its connection it says it again. A node of an older program gives no answers: nothing waits
 // for them (NET_LEVEL_SESSION_TAKEN). One that should and does not is noticed by queue_lanes_stuck.
+//
+// Connections are one-way, and only who sends is told of a new one. What is lost with the old one, and with those between
+// that broke at once, nobody may ask for: a consumer that waits. So the first frame of each says that it is new.
 // Thread: the worker's.
 #pragma once
 #include "consensus/host/net.h"
@@ -26,6 +29,8 @@ struct queue_lanes {
     void *post_ctx;
     struct queue_service *(*peer)(void *ctx, uint32_t worker);
     void (*receive)(struct queue_service *q, struct span items);  // On the worker of `q`.
+    // The other node's connection to us is a new one: what it said before may be lost. On each worker; may be NULL.
+    void (*renewed)(struct queue_service *q, uint32_t node);
     struct map by_key;      // node << 16 | worker (0 for other nodes) -> struct queue_lane.
     struct list used;       // Batches that the net may still read, of this turn
     struct list used_before;  // and of the one before; then they are free.
@@ -51,6 +56,7 @@ struct queue_lane {
     size_t waiting_bytes;    // In out and sealed.
     size_t run_bytes;        // In runs.
     bool is_blocked;         // The net said RC_FULL.
+    bool is_new;             // The other side does not know yet that our connection is a new one.
 };
 
 void queue_lanes_init(struct queue_lanes *l);  // After the caller filled the first fields.

@@ -118,19 +118,24 @@ static void on_node_state(void *ctx, uint32_t node, enum node_verdict verdict, u
     q->wants_turn = true;
 }
 
-static void on_lane_reset(void *ctx, uint32_t node, enum net_lane lane)
+// What was said between a node and us may be lost: our sessions there attach again.
+static void attach_again(struct queue_service *q, uint32_t node)
 {
-    struct queue_service *q = ctx;
-    if (lane != LANE_SESSION) {
-        return;
-    }
-    queue_lanes_reset(&q->lanes, node);
-    each_leading(q, node, true);
     queue_link_node_lost(q, node, false);
     list_each (l, &q->seeking) {
         list_entry(l, struct queue_link, seeking)->retry_at = 0;
     }
     q->wants_turn = true;
+}
+
+static void on_lane_reset(void *ctx, uint32_t node, enum net_lane lane)
+{
+    struct queue_service *q = ctx;
+    if (lane == LANE_SESSION) {
+        queue_lanes_reset(&q->lanes, node);
+        each_leading(q, node, true);
+        attach_again(q, node);
+    }
 }
 
 static void on_lane_writable(void *ctx, uint32_t node, enum net_lane lane)
@@ -158,6 +163,7 @@ struct queue_service *queue_service_create(const struct queue_service_config *co
         .post_ctx = config->post_ctx,
         .peer = config->peer,
         .receive = receive,
+        .renewed = attach_again,
     };
     queue_lanes_init(&q->lanes);
     map_init_u64(&q->sessions);

@@ -323,6 +323,37 @@ START_TEST(commands_proposed_twice_because_a_connection_was_renewed_are_applied_
 }
 END_TEST
 
+// Connections are one-way. The leader says that it lost the session over its new one, which may break as well before that is
+// out; and a consumer that waits has nothing to ask.
+START_TEST(an_idle_consumer_gets_messages_after_connections_that_broke_one_after_the_other)
+{
+    for (int breaks = 1; breaks <= 3; breaks++) {
+        for (int rounds_between = 0; rounds_between < 3; rounds_between++) {
+            struct world *w = world_create((uint64_t)breaks, settings_plain());
+            struct answers a = {0}, p = {0};
+            struct queue_session *s = open_on(w, 4, &a);
+            struct queue_session *publisher = open_on(w, 2, &p);
+            consume(s, 10);
+            publish(publisher, "m");
+            rounds(w, 30);
+            ck_assert_uint_eq(a.delivered, 1);
+            for (int i = 0; i < breaks; i++) {
+                rounds(w, i == 0 ? 0 : rounds_between);
+                world_reset_wire(w, 1, 4);
+            }
+            rounds(w, 30);
+            publish(publisher, "m");
+            rounds(w, 30);
+            ck_assert_uint_eq(p.settled, 2);
+            ck_assert_uint_eq(a.delivered, 2);
+            queue_session_close(s);
+            queue_session_close(publisher);
+            world_destroy(w);
+        }
+    }
+}
+END_TEST
+
 START_TEST(a_command_of_an_earlier_attach_applied_under_a_new_one_stops_nothing)
 {
     for (int i = 0; i < 400; i++) {
@@ -700,6 +731,7 @@ int main(void)
     tcase_add_loop_test(t, get_and_purge_come_after_the_publishes_before_them_from_any_node, 1, NODES + 1);
     tcase_add_test(t, a_get_whose_answer_is_lost_with_its_leader_is_answered_by_the_next);
     tcase_add_test(t, commands_proposed_twice_because_a_connection_was_renewed_are_applied_once);
+    tcase_add_test(t, an_idle_consumer_gets_messages_after_connections_that_broke_one_after_the_other);
     tcase_add_test(t, a_command_of_an_earlier_attach_applied_under_a_new_one_stops_nothing);
     tcase_add_test(t, a_session_whose_open_is_applied_after_its_node_has_died_does_not_stay);
     tcase_add_loop_test(t, a_dead_nodes_messages_return_at_once_and_a_silent_ones_after_the_time_out, 0, 2);
