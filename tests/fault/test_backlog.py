@@ -23,7 +23,7 @@ MESSAGES = int(GB * 1000000)
 MEMORY = 64 * MB      # Above idle, for up to a million messages that wait in one queue.
 SPREAD = 96 * MB      # In more than one, each with sessions and consumers of its own.
 A_MESSAGE = 16        # Bytes of each message beyond the first million.
-AT_WORST = 128 * MB   # While they come.
+AT_WORST = 128 * MB   # While they come, or what they may cost then if that is more.
 DRAIN = 48 * MB       # More than that while they go: what consumers read ahead and have not acknowledged.
 STALL_S = 5.0 if "WARREN_SANITIZED" in os.environ else 1.0
 CONF = None if IS_FULL else f"warren.memtable_bytes = {4 << 20}\nwarren.wal_file_bytes = {8 << 20}\n"
@@ -74,8 +74,8 @@ def drains(c, machine, queues):
               f"slowest {min(load.seconds, default=r['consumed'])}", flush=True)
     finally:
         load.kill()
-    wrong = wrong_with(r) + filling.wrong(AT_WORST) + draining.wrong(max(above.values()) + DRAIN)
     budget = (MEMORY if queues == 1 else SPREAD) + A_MESSAGE * max(0, MESSAGES - 1000000)
+    wrong = wrong_with(r) + filling.wrong(max(AT_WORST, budget)) + draining.wrong(max(above.values()) + DRAIN)
     wrong += [f"{n}: {b / MB:.0f} MB above idle for {MESSAGES} messages, {budget / MB:.0f} allowed" for n, b in above.items()
               if b > budget and "WARREN_SANITIZED" not in os.environ]
     if r["consumed"] != filled["confirmed"]: wrong.append(f"{r['consumed']} of {filled['confirmed']} came")
