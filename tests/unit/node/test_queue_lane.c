@@ -15,7 +15,8 @@ struct side {
     struct net net;
     struct queue_lanes lanes;
     struct list wire;     // Frames to the other side, oldest first.
-    bool is_cut;
+    bool is_cut, is_full;
+    uint32_t renewed;     // Times it heard of a new connection.
     uint32_t other_level; // Of the other side's program.
     struct list items;    // Bodies received, as struct wire_frame.
 };
@@ -31,6 +32,9 @@ static enum rc wire_send(struct net *n, uint32_t node, enum net_lane lane, enum 
     struct side *s = container_of(n, struct side, net);
     if (s->is_cut) {
         return RC_NOT_CONNECTED;
+    }
+    if (s->is_full) {
+        return RC_FULL;
     }
     wire_put(&s->wire, type, envelope, raw, raw_count);
     return RC_OK;
@@ -54,6 +58,13 @@ static void receive(struct queue_service *q, struct span items)
     }
 }
 
+static void renewed(struct queue_service *q, uint32_t node)
+{
+    struct side *s = (struct side *)q;
+    ck_assert_uint_eq(node, s == &sides[0] ? 2 : 1);
+    s->renewed++;
+}
+
 static void setup(void)
 {
     for (uint32_t i = 0; i < 2; i++) {
@@ -62,6 +73,7 @@ static void setup(void)
         s->lanes.net = &s->net;
         s->lanes.node = i + 1;
         s->lanes.receive = receive;
+        s->lanes.renewed = renewed;
         queue_lanes_init(&s->lanes);
         list_init(&s->wire);
         list_init(&s->items);
@@ -381,12 +393,41 @@ START_TEST(a_large_delivery_that_still_comes_is_known_to_move_and_one_that_stand
 }
 END_TEST
 
+START_TEST(a_new_connection_says_so_once_also_when_it_is_full_at_first_or_breaks_at_once)
+{
+    queue_lanes_reset(&sides[0].lanes, 2);
+    sides[0].is_cut = true;
+    turn(0);
+    sides[0].is_cut = false;
+    turn(0);
+    (void)arrive(0);
+    ck_assert_uint_eq(sides[1].renewed, 0);  // Without a connection; the next one says it.
+    queue_lanes_reset(&sides[0].lanes, 2);
+    sides[0].is_full = true;
+    turn(0);
+    ck_assert(queue_lanes_have_work(&sides[0].lanes));
+    sides[0].is_full = false;
+    for (int i = 0; i < 3; i++) {
+        turn(0);
+        (void)arrive(0);
+        ck_assert_uint_eq(sides[1].renewed, 1);
+    }
+    sides[0].other_level = NET_LEVEL_SESSION_NEW - 1;
+    queue_lanes_reset(&sides[0].lanes, 2);
+    turn(0);
+    (void)arrive(0);
+    ck_assert_uint_eq(sides[1].renewed, 1);
+    ck_assert(!queue_lanes_have_work(&sides[0].lanes));
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("queue_lane");
     TCase *t = tcase_create("queue_lane");
     tcase_set_timeout(t, 60);
     tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, a_new_connection_says_so_once_also_when_it_is_full_at_first_or_breaks_at_once);
     tcase_add_test(t, a_large_item_of_one_session_holds_up_what_is_small_of_no_other);
     tcase_add_test(t, what_a_session_says_behind_its_large_item_arrives_behind_it);
     tcase_add_test(t, parts_go_ahead_of_what_was_taken_by_half_a_megabyte_at_most);
