@@ -193,6 +193,16 @@ enum rc cold_stream(struct cold *c, struct cold_file f, uint64_t position, uint6
     return crc == r->crc ? RC_OK : RC_CORRUPT;
 }
 
+void cold_prefetch(struct cold *c, struct cold_file f, uint64_t position, uint64_t len)
+{
+    uint8_t last;
+    size_t got;
+    if (c->disk->will_read != NULL && file_open(c, f) == RC_OK) {
+        c->disk->will_read(c->file, position, len);
+        (void)c->disk->read(c->file, position + len - 1, &last, 1, &got);
+    }
+}
+
 bool cold_take(struct cold *c, struct span record, struct buf *to)
 {
     if (to->len > 0 || record.ptr != c->buf || record.len <= COLD_AHEAD_MAX) {

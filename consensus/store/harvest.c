@@ -21,7 +21,11 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-enum { GROUPS_MAX = 4096 };  // Of one harvest: 1 to 4 ms to plan, as much to publish.
+enum {
+    GROUPS_MAX = 4096,  // Of one harvest: 1 to 4 ms to plan, as much to publish.
+    FILES_A_SLICE = 4,
+    HASTE_MAX = 4,
+};
 
 struct harvest_item {
     uint32_t delta;   // Index - base of its group.
@@ -59,6 +63,9 @@ struct harvest {
     struct buf groups;  // struct harvest_group.
     struct buf items;   // struct harvest_item.
     uint64_t spread;    // In how many bytes of the file they lie, or fewer by one record a group.
+    uint64_t begin, end;  // Positions of the first and the last of them.
+    uint64_t fetched;     // Up to here the file has been read ahead as a whole.
+    uint32_t haste;       // So many slices at once.
     // Writing goes on in slices, so that cold reads get their turn between them.
     struct segment_writer writer;
     bool has_writer;
@@ -238,7 +245,12 @@ static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g
     if (is_in_file) {
         plan_entries(h, &hg, g);
         const struct harvest_item *items = (const struct harvest_item *)(const void *)h->items.ptr + hg.items_at;
-        h->spread += hg.items_count == 0 ? 0 : ((uint64_t)items[hg.items_count - 1].offset - items[0].offset) * 8;
+        if (hg.items_count > 0) {
+            const uint64_t begin = (uint64_t)items[0].offset * 8, end = (uint64_t)items[hg.items_count - 1].offset * 8;
+            h->spread += end - begin;
+            h->begin = begin < h->begin ? begin : h->begin;
+            h->end = end > h->end ? end : h->end;
+        }
     }
     if (!hg.has_snapshot && hg.items_count == 0) {
         buf_deinit(&hg.live);
@@ -269,6 +281,18 @@ static void harvest_run(struct job *job);
 static void harvest_done(struct job *job);
 static void pop_closed(struct store_worker *w);
 
+// Many small syncs disturb the WAL's less than one of a whole file. But when closed files pile up the disk has more than
+// enough to do, each sync takes the longer, and what is not retired costs room, and time at the next start.
+static uint32_t haste(const struct store_worker *w)
+{
+    uint32_t waiting = 0;
+    list_each(item, &w->closed)
+    {
+        waiting++;
+    }
+    return waiting < 2 * FILES_A_SLICE ? 1 : waiting / FILES_A_SLICE < HASTE_MAX ? waiting / FILES_A_SLICE : HASTE_MAX;
+}
+
 // Plans for a closed file, or with file_seq = 0 only for the snapshots asked for.
 static void harvest_start(struct store_worker *w, uint64_t file_seq)
 {
@@ -276,6 +300,8 @@ static void harvest_start(struct store_worker *w, uint64_t file_seq)
     struct harvest *h = mem_zalloc(sizeof(*h));
     h->worker = w;
     h->file_seq = file_seq;
+    h->begin = UINT64_MAX;
+    h->haste = haste(w);
     buf_init(&h->groups);
     buf_init(&h->items);
     plan_begin(w, &h->plan, harvest_free);
@@ -426,7 +452,7 @@ static enum rc write_entries(struct harvest *h, struct harvest_group *hg, uint64
 static enum rc write_slice(struct harvest *h)
 {
     struct segment_writer *w = &h->writer;
-    uint64_t stop = w->flushed + w->out.len + copy_slice_bytes(h->worker->store);
+    uint64_t stop = w->flushed + w->out.len + copy_slice_bytes(h->worker->store) * h->haste;
     struct buf chunk, records;
     buf_init(&chunk);
     buf_init(&records);
@@ -455,10 +481,36 @@ static enum rc write_slice(struct harvest *h)
     return rc == RC_OK && w->file != NULL ? segment_seal(w, &h->segment_bytes) : rc;
 }
 
+// Entries of many groups lie mixed in the file, and are gathered group by group: each group goes through the whole file, and
+// so much would be read from here and there that to read all of it once, in order, takes less.
+static bool is_mixed(const struct harvest *h)
+{
+    const uint64_t extent = h->end > h->begin ? h->end - h->begin : 0;
+    return h->spread > 2 * extent && h->items.len / sizeof(struct harvest_item) * COLD_AHEAD_MIN > extent / 2;
+}
+
+// True: there is more to fetch, in another slice.
+static bool fetch_slice(struct harvest *h)
+{
+    const uint64_t at = h->fetched > h->begin ? h->fetched : h->begin, slice = copy_slice_bytes(h->worker->store) * h->haste;
+    const uint64_t end = at + slice < h->end ? at + slice : h->end;
+    if (!is_mixed(h) || at == h->end) {
+        return false;
+    }
+    cold_prefetch(&h->worker->cold, (struct cold_file){.seq = h->file_seq}, at, end - at);
+    h->fetched = end;
+    return true;
+}
+
 static void harvest_run(struct job *job)
 {
     struct harvest *h = container_of(job, struct harvest, job);
     struct disk *d = h->worker->store->config.disk;
+    if (fetch_slice(h)) {
+        cold_end(&h->worker->cold);
+        h->rc = RC_MORE;
+        return;
+    }
     if (!h->has_writer) {
         h->has_writer = true;
         segment_writer_init(&h->writer, d, h->segment_seq, h->file_seq,

@@ -32,6 +32,8 @@ struct disk {
     enum rc (*sync)(struct disk_file *f);
     // Reads up to len bytes; *got < len only at the end of the file.
     enum rc (*read)(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got);
+    // These bytes will be read soon: a hint, which costs next to nothing if they are in memory. May be NULL (simulated disks).
+    void (*will_read)(struct disk_file *f, uint64_t offset, uint64_t len);
     enum rc (*size)(struct disk_file *f, uint64_t *out);
     enum rc (*truncate)(struct disk_file *f, uint64_t bytes);
     enum rc (*rename)(struct disk *d, const char *from, const char *to);

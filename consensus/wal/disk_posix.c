@@ -287,6 +287,11 @@ static enum rc posix_read(struct disk_file *f, uint64_t offset, void *to, size_t
     return RC_OK;
 }
 
+static void posix_will_read(struct disk_file *f, uint64_t offset, uint64_t len)
+{
+    (void)posix_fadvise(f->fd, (off_t)offset, (off_t)len, POSIX_FADV_WILLNEED);
+}
+
 static enum rc posix_size(struct disk_file *f, uint64_t *out)
 {
     struct stat st;
@@ -466,6 +471,7 @@ enum rc disk_posix_open(const char *root, struct disk **out)
         .writev = posix_writev,
         .sync = posix_sync,
         .read = posix_read,
+        .will_read = posix_will_read,
         .size = posix_size,
         .truncate = posix_truncate,
         .rename = posix_rename,

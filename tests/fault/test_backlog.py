@@ -24,7 +24,8 @@ MEMORY = 64 * MB      # Above idle, for up to a million messages that wait in on
 SPREAD = 96 * MB      # In more than one, each with sessions and consumers of its own.
 A_MESSAGE = 16        # Bytes of each message beyond the first million.
 AT_WORST = 128 * MB   # While they come, or what they may cost then if that is more.
-DRAIN = 48 * MB       # More than that while they go: what consumers read ahead and have not acknowledged.
+DRAIN = 48 * MB       # More than that while they go: what consumers read ahead and have not acknowledged,
+WINDOW = 200          # or, if that is more, a window of this many messages for each queue that a node leads.
 STALL_S = 5.0 if "WARREN_SANITIZED" in os.environ else 1.0
 CONF = None if IS_FULL else f"warren.memtable_bytes = {4 << 20}\nwarren.wal_file_bytes = {8 << 20}\n"
 MANY = 3  # Producers of more queues than one: each declares its share at a node of its own.
@@ -62,7 +63,7 @@ def drains(c, machine, queues):
     producers = 1 if queues == 1 else MANY
     # More consumers than nodes: some are at the leader's, some are not.
     load = Backlog(queue="backlog", queues=queues, no_declare=queues == 1, producers=producers, consumers=1 if queues == 1 else min(queues, c.nodes + 1),
-                   count=MESSAGES // producers, window=2000, size=1000, prefetch=1000 if queues == 1 else 200, publish_port=ports,
+                   count=MESSAGES // producers, window=2000, size=1000, prefetch=1000 if queues == 1 else WINDOW, publish_port=ports,
                    consume_port=c.port(names[-1]) if queues == 1 else ports, drain=30)
     try:
         with Watch(c, idle) as filling: filled = load.filled()
@@ -75,7 +76,8 @@ def drains(c, machine, queues):
     finally:
         load.kill()
     budget = (MEMORY if queues == 1 else SPREAD) + A_MESSAGE * max(0, MESSAGES - 1000000)
-    wrong = wrong_with(r) + filling.wrong(max(AT_WORST, budget)) + draining.wrong(max(above.values()) + DRAIN)
+    ahead = max(DRAIN, queues // c.nodes * WINDOW * 1000)
+    wrong = wrong_with(r) + filling.wrong(max(AT_WORST, budget)) + draining.wrong(max(above.values()) + ahead)
     wrong += [f"{n}: {b / MB:.0f} MB above idle for {MESSAGES} messages, {budget / MB:.0f} allowed" for n, b in above.items()
               if b > budget and "WARREN_SANITIZED" not in os.environ]
     if r["consumed"] != filled["confirmed"]: wrong.append(f"{r['consumed']} of {filled['confirmed']} came")
