@@ -234,6 +234,23 @@ static bool has_entries_in(const struct glog *g, uint64_t file_seq)
     return p != NULL && p->file_seq <= file_seq;
 }
 
+// Where the group's entries lie. Large ones may lie behind those that follow them.
+static void note_extent(struct harvest *h, const struct harvest_group *hg)
+{
+    const struct harvest_item *items = (const struct harvest_item *)(const void *)h->items.ptr + hg->items_at;
+    uint64_t begin = UINT64_MAX, end = 0;
+    for (uint32_t i = 0; i < hg->items_count; i++) {
+        const uint64_t at = (uint64_t)items[i].offset * 8;
+        begin = at < begin ? at : begin;
+        end = at > end ? at : end;
+    }
+    if (hg->items_count > 0) {
+        h->spread += end - begin;
+        h->begin = begin < h->begin ? begin : h->begin;
+        h->end = end > h->end ? end : h->end;
+    }
+}
+
 static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g, bool is_asked)
 {
     assert(!g->is_harvested);
@@ -244,13 +261,7 @@ static void plan_group(struct store_worker *w, struct harvest *h, struct glog *g
     hg.committed = hg.has_snapshot ? hg.source.index : glog_snapshot_index(g);
     if (is_in_file) {
         plan_entries(h, &hg, g);
-        const struct harvest_item *items = (const struct harvest_item *)(const void *)h->items.ptr + hg.items_at;
-        if (hg.items_count > 0) {
-            const uint64_t begin = (uint64_t)items[0].offset * 8, end = (uint64_t)items[hg.items_count - 1].offset * 8;
-            h->spread += end - begin;
-            h->begin = begin < h->begin ? begin : h->begin;
-            h->end = end > h->end ? end : h->end;
-        }
+        note_extent(h, &hg);
     }
     if (!hg.has_snapshot && hg.items_count == 0) {
         buf_deinit(&hg.live);
@@ -494,7 +505,7 @@ static bool fetch_slice(struct harvest *h)
 {
     const uint64_t at = h->fetched > h->begin ? h->fetched : h->begin, slice = copy_slice_bytes(h->worker->store) * h->haste;
     const uint64_t end = at + slice < h->end ? at + slice : h->end;
-    if (!is_mixed(h) || at == h->end) {
+    if (!is_mixed(h) || at >= h->end) {
         return false;
     }
     cold_prefetch(&h->worker->cold, (struct cold_file){.seq = h->file_seq}, at, end - at);
