@@ -54,8 +54,8 @@ MUST_USE enum rc cold_large_size(struct cold *c, struct cold_file f, uint64_t po
 typedef enum rc cold_piece_fn(void *ctx, struct span piece);
 MUST_USE enum rc cold_stream(struct cold *c, struct cold_file f, uint64_t position, uint64_t group, uint64_t index,
                              struct record_disk *r, cold_piece_fn *piece, void *ctx);
-// Has [position, position + len) brought into the system's cache in one go, and waits until about its end is there. For what
-// is then read from here and there. A hint: what cannot be read shows when it is.
+// Has [position, position + len) brought into the system's cache, in order, and waits until its end is there. For what is then
+// read from here and there. A hint: what cannot be read shows when it is.
 void cold_prefetch(struct cold *c, struct cold_file f, uint64_t position, uint64_t len);
 // Moves the record just read to the empty `to` without copying it, if it is a large one. False: it has to be copied.
 bool cold_take(struct cold *c, struct span record, struct buf *to);

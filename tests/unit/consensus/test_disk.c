@@ -8,9 +8,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 static char dir[64];
@@ -101,6 +103,51 @@ START_TEST(what_was_written_is_read_over_many_vectors)
     ck_assert_int_eq(d->read(f, size + 3, more, 10, &got), RC_OK);
     ck_assert_uint_eq(got, 0);
     d->close(f);
+}
+END_TEST
+
+// How much of the file is in the system's cache.
+static size_t cached(int fd, size_t len)
+{
+    uint8_t *map = mmap(NULL, len, PROT_READ, MAP_SHARED, fd, 0);
+    ck_assert_ptr_ne(map, MAP_FAILED);
+    const size_t pages = len / (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char *in = malloc(pages);
+    ck_assert_int_eq(mincore(map, len, in), 0);
+    size_t n = 0;
+    for (size_t i = 0; i < pages; i++) {
+        n += in[i] & 1;
+    }
+    free(in);
+    munmap(map, len);
+    return n * (len / pages);
+}
+
+// The kernel takes only so much of one hint. Where the directory is in memory anyway this cannot fail.
+START_TEST(all_that_is_announced_to_be_read_is_brought_in)
+{
+    enum { LEN = 48 << 20, FROM = 1 << 20 };
+    struct disk_file *f;
+    ck_assert_int_eq(real->open(real, "announced", DISK_WRITE | DISK_CREATE, &f), RC_OK);
+    uint8_t *bytes = calloc(1, LEN);
+    struct iovec iov = {.iov_base = bytes, .iov_len = LEN};
+    ck_assert_int_eq(real->writev(f, &iov, 1, 0), RC_OK);
+    ck_assert_int_eq(real->sync(f), RC_OK);
+    real->close(f);
+    free(bytes);
+    char path[128];
+    snprintf(path, sizeof(path), "%s/announced", dir);
+    const int fd = open(path, O_RDONLY);
+    ck_assert_int_eq(posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED), 0);
+    ck_assert_int_eq(real->open(real, "announced", DISK_READ, &f), RC_OK);
+    real->will_read(f, FROM, LEN - FROM);
+    real->close(f);
+    const struct timespec moment = {.tv_nsec = 5000000};
+    for (int i = 0; i < 500 && cached(fd, LEN) < LEN - FROM; i++) {  // It is brought in beside us.
+        nanosleep(&moment, NULL);
+    }
+    ck_assert_uint_ge(cached(fd, LEN), LEN - FROM);
+    close(fd);
 }
 END_TEST
 
@@ -465,6 +512,7 @@ int main(void)
     TCase *t = tcase_create("disk");
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_loop_test(t, what_was_written_is_read_over_many_vectors, 0, 2);
+    tcase_add_test(t, all_that_is_announced_to_be_read_is_brought_in);
     tcase_add_loop_test(t, allocation_sets_the_size_and_reads_as_zeros, 0, 2);
     tcase_add_loop_test(t, a_listing_is_sorted_and_has_regular_files_only, 0, 2);
     tcase_add_loop_test(t, missing_files_are_told_apart_from_errors, 0, 2);
