@@ -17,7 +17,7 @@
 #include <stdint.h>
 
 enum {
-    PACE_MOST_NS = 950000,
+    PACE_MOST_NS = 900000,
     PACE_BYTES = 64 << 10,  // So much that waits is a good batch.
 };
 
