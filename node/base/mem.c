@@ -2,6 +2,7 @@
 // Allocation that ends the process when memory runs out (mem.h).
 #include "node/base/mem.h"
 #include <malloc.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,7 +47,16 @@ char *mem_strndup(const void *text, size_t n)
     return copy;
 }
 
+static void first_trim(void)
+{
+    (void)malloc_trim(0);
+}
+
+// The first call sets up the C library's allocator if another one is in front of it (a sanitizer's, one that was preloaded),
+// and does so without a lock.
 void mem_trim(void)
 {
-    malloc_trim(0);
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    (void)pthread_once(&once, first_trim);
+    (void)malloc_trim(0);
 }
