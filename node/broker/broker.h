@@ -69,10 +69,11 @@ struct broker_exchange {
 };
 struct broker_queue {
     struct span name;
-    enum queue_type type;
+    enum queue_type type : 8;
     bool is_durable : 1, is_single_active : 1;
     uint8_t joining, non_voters;  // Members by position (bits): announced, not known to be in the group; not
                                   // to be promoted.
+    uint8_t filling;              // Likewise: announced or in the group, not known to vote yet.
     uint8_t lost;                 // Likewise: lost their memory, to be made anew.
     struct span arguments;
     const struct queue_target *target;  // Cut behind its last member; another one after a change of members.
@@ -212,9 +213,14 @@ void broker_queue_led(struct broker *b, void *owner);
 // From queue_service_config.lost, likewise: the record is to say so, that the leader replaces this node's replica.
 void broker_queue_lost(struct broker *b, void *owner);
 // Does a majority of the queue's voters remember what it promised, on nodes that `is_here` says are there, without what
-// `node_id` holds? True as well if that node has no member. A member that is joining, not to be promoted or lost is none.
+// `node_id` holds? True as well if that node has no member. A member that is joining, being filled, not to be promoted or
+// lost is none.
 bool broker_queue_lives_without(const struct broker_queue *q, uint32_t node_id, bool (*is_here)(void *ctx, uint32_t node_id),
                                 void *ctx);
+// The same of a group on this node, `own_id`, by what its status `s` says; true as well if that node has no voter in it.
+struct consensus_status;
+bool broker_group_lives_without(const struct consensus_status *s, uint32_t node_id, uint32_t own_id,
+                                bool (*is_here)(void *ctx, uint32_t node_id), void *ctx);
 // Every turn of the worker, before host_turn. Returns when it wants to run again.
 uint64_t broker_turn(struct broker *b);
 

@@ -165,7 +165,7 @@ static void run(struct change *c)
 static bool is_settled(struct broker *b, const struct queue *q, const struct consensus_status *s)
 {
     const struct config *config = s->config;
-    if (q->pub.lost || s->regressed > 0) {
+    if (q->pub.lost || q->pub.filling || s->regressed > 0) {
         return false;
     }
     for (uint32_t i = 0; i < q->pub.target->members_count; i++) {

@@ -74,6 +74,7 @@ __attribute__((format(printf, 3, 4))) void change_answer(struct change *c, enum 
 enum step change_step(struct change *c);
 bool node_is_gone(struct broker *b, uint32_t node_id);
 bool queue_member_is_joining(const struct queue *q, uint32_t i);
+bool queue_member_is_filling(const struct queue *q, uint32_t i);
 bool queue_member_wants_vote(const struct queue *q, uint32_t i);
 bool queue_member_is_lost(const struct queue *q, uint32_t i);
 int queue_place_of_node(const struct queue *q, uint32_t node_id);  // -1: not a member.

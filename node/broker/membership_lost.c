@@ -37,10 +37,28 @@ bool broker_queue_lives_without(const struct broker_queue *q, uint32_t node_id, 
     uint32_t voters = 0, here = 0;
     for (uint32_t i = 0; i < q->target->members_count; i++) {
         const struct member *m = &q->target->members[i];
-        const bool is_voter = !((q->joining | q->non_voters) >> i & 1);
+        const bool is_voter = !((q->joining | q->filling | q->non_voters) >> i & 1);
         is_member = is_member || m->node_id == node_id;
         voters += is_voter;
         here += is_voter && !(q->lost >> i & 1) && m->node_id != node_id && is_here(ctx, m->node_id);
+    }
+    return !is_member || here * 2 > voters;
+}
+
+bool broker_group_lives_without(const struct consensus_status *s, uint32_t node_id, uint32_t own_id,
+                                bool (*is_here)(void *ctx, uint32_t node_id), void *ctx)
+{
+    bool is_member = false;
+    uint32_t voters = 0, here = 0;
+    for (uint32_t i = 0; i < s->config->count; i++) {
+        const struct member *m = &s->config->members[i];
+        if (!m->is_voter) {
+            continue;
+        }
+        is_member = is_member || m->node_id == node_id;
+        voters++;
+        const bool has_lost = s->regressed_at >> i & 1 || (s->is_amnesiac && m->node_id == own_id);
+        here += !has_lost && m->node_id != node_id && is_here(ctx, m->node_id);
     }
     return !is_member || here * 2 > voters;
 }

@@ -35,6 +35,11 @@ bool queue_member_is_joining(const struct queue *q, uint32_t i)
     return q->pub.joining >> i & 1;
 }
 
+bool queue_member_is_filling(const struct queue *q, uint32_t i)
+{
+    return q->pub.filling >> i & 1;
+}
+
 bool queue_member_wants_vote(const struct queue *q, uint32_t i)
 {
     return !(q->pub.non_voters >> i & 1);
@@ -114,6 +119,7 @@ static void draft_init(struct draft *d, const struct queue *q)
         d->members[i].replica_id = m->replica_id;
         d->members[i].node_id = m->node_id;
         d->members[i].is_joining = queue_member_is_joining(q, i);
+        d->members[i].is_filling = queue_member_is_filling(q, i);
         d->members[i].is_non_voter = !queue_member_wants_vote(q, i);
         d->members[i].is_lost = queue_member_is_lost(q, i);
     }
@@ -133,6 +139,7 @@ static void draft_announce(struct draft *d, uint32_t at, uint32_t node_id, bool 
     warren__queue_member__init(&d->members[at]);
     d->members[at].node_id = node_id;
     d->members[at].is_joining = true;
+    d->members[at].is_filling = !is_non_voter;
     d->members[at].is_non_voter = is_non_voter;
     d->is_announcing = true;
 }
@@ -320,6 +327,12 @@ static enum step step_member(struct change *c, struct group *g, const struct con
     }
     if (!in->is_voter && queue_member_wants_vote(c->queue, i) && is_up(b, m->node_id)) {
         return propose(c, g, MEMBER_PROMOTE, m);
+    }
+    if (in->is_voter && queue_member_is_filling(c->queue, i)) {
+        struct draft d;
+        draft_init(&d, c->queue);
+        d.members[i].is_filling = false;
+        return write_record(c, &d);
     }
     return STEP_NOTHING;
 }

@@ -143,7 +143,7 @@ static void decode_members(const Warren__QueueRecord *r, uint64_t group, struct 
 {
     q->founders_count = (uint8_t)r->n_member_nodes;
     q->has_founders = r->n_members > 0;
-    q->pub.joining = q->pub.non_voters = q->pub.lost = 0;
+    q->pub.joining = q->pub.filling = q->pub.non_voters = q->pub.lost = 0;
     q->pub.target = t;
     t->group = group;
     if (r->n_members == 0) {
@@ -162,6 +162,7 @@ static void decode_members(const Warren__QueueRecord *r, uint64_t group, struct 
                                         .node_id = m->node_id,
                                         .is_voter = !m->is_joining && !m->is_non_voter};
         q->pub.joining |= (uint8_t)(m->is_joining << i);
+        q->pub.filling |= (uint8_t)(m->is_filling << i);
         q->pub.non_voters |= (uint8_t)(m->is_non_voter << i);
         q->pub.lost |= (uint8_t)(m->is_lost << i);
     }

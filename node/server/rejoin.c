@@ -368,37 +368,40 @@ static void wait_for_it(struct forgetting *f, void (*done)(void *arg, enum rc rc
     f->waiters = w;
 }
 
+static bool is_known(void *ctx, uint32_t node_id)
+{
+    const struct queue_check *c = ctx;
+    return broker_node_by_id(c->broker, node_id) != NULL;
+}
+
 static void check_queue(void *ctx, const struct broker_queue *q)
 {
     struct queue_check *c = ctx;
-    bool is_member = false;
-    uint32_t staying = 0;
-    for (uint32_t i = 0; i < q->target->members_count; i++) {
-        uint32_t node = q->target->members[i].node_id;
-        is_member = is_member || node == c->leaving;
-        staying += node != c->leaving && broker_node_by_id(c->broker, node) != NULL;
-    }
-    if (is_member && staying < q->target->members_count / 2 + 1) {
-        if (c->count++ == 0) {
-            snprintf(c->first, sizeof(c->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
-        }
+    if (!broker_queue_lives_without(q, c->leaving, is_known, c) && c->count++ == 0) {
+        snprintf(c->first, sizeof(c->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
     }
 }
 
-// The configuration here says more than the record: a member that is being filled does not vote yet, and
-// without a majority of the voters nobody could take the forgotten one out.
+struct group_check {
+    struct queue_check *check;
+    const struct host *host;
+};
+
+static bool is_up(void *ctx, uint32_t node_id)
+{
+    const struct group_check *c = ctx;
+    return node_id == c->check->self || host_node_is_alive(c->host, node_id);
+}
+
+// The configuration here may say more than the record, and who is up is known now: without a majority of the voters
+// nobody could take the forgotten one out.
 static void check_group(void *ctx, struct group *g)
 {
     struct queue_check *c = ctx;
+    struct group_check of = {.check = c, .host = group_host(g)};
     struct consensus_status s;
     group_status(g, &s);
-    const struct member *leaving = config_find_node(s.config, c->leaving);
-    uint32_t up = 0;
-    for (uint32_t i = 0; leaving && leaving->is_voter && i < s.config->count; i++) {
-        const struct member *m = &s.config->members[i];
-        up += m->is_voter && (m->node_id == c->self || host_node_is_alive(group_host(g), m->node_id));
-    }
-    c->groups += leaving && leaving->is_voter && up < config_voters(s.config) / 2 + 1;
+    c->groups += !broker_group_lives_without(&s, c->leaving, c->self, is_up, &of);
 }
 
 static void check_vhost(void *ctx, struct broker_vhost *v, struct span name)

@@ -17,6 +17,7 @@ static struct world {
     bool has_group, is_leader, is_level, is_slow;  // Level: learners may be promoted. Slow: nothing commits.
     struct config config;
     uint32_t regressed_at;  // Of the leader's peers, by position.
+    bool is_amnesiac;       // The replica here.
     uint64_t term;
     uint32_t transfers, changes;
     // Replicas on this node.
@@ -124,6 +125,7 @@ void group_status(const struct group *g, struct consensus_status *out)
     *out = (struct consensus_status){.role = ROLE_LEADER,
                                      .term = world.term,
                                      .is_ready = true,
+                                     .is_amnesiac = world.is_amnesiac,
                                      .regressed = world.regressed_at != 0,
                                      .regressed_at = world.regressed_at,
                                      .commit = world.is_slow ? world.config.index - 1 : world.config.index,

@@ -277,6 +277,135 @@ START_TEST(members_that_do_not_vote_are_no_majority)
 }
 END_TEST
 
+// ---- what is being filled ---------------------------------------------------------------------------------------------
+
+START_TEST(a_member_that_is_being_filled_is_no_majority)
+{
+    begin(2);
+    world.is_level = false;
+    ask_for(false, C, MEMBER_PROMOTABLE);
+    pass(1000);
+    MEMBERS(A, B, C);
+    ck_assert_uint_eq(config_voters(&world.config), 2);  // c is let in and knows nothing yet.
+    ck_assert(!lives_without(B));
+    ck_assert(!lives_without(A));
+    ck_assert(lives_without(C));
+    world.is_level = true;
+    pass(1000);
+    ck_assert_uint_eq(config_voters(&world.config), 3);
+    ck_assert(lives_without(B));
+    const uint32_t writes = world.writes;
+    broker_queue_led(b, world.owner);
+    pass(1000);
+    ck_assert_uint_eq(world.writes, writes);
+}
+END_TEST
+
+START_TEST(a_member_that_is_made_anew_is_no_majority_until_it_votes)
+{
+    begin(3);
+    world.is_level = false;
+    tell_lost(2);
+    pass(300);
+    MEMBERS(A, B, C);
+    ck_assert_uint_eq(queue()->lost, 0);
+    ck_assert(!lives_without(B));
+    world.is_level = true;
+    pass(1000);
+    ck_assert(lives_without(B));
+}
+END_TEST
+
+START_TEST(the_next_leader_says_that_a_member_votes_now)
+{
+    begin(2);
+    world.is_level = false;
+    ask_for(false, C, MEMBER_PROMOTABLE);
+    pass(1000);
+    world.is_leader = false;
+    pass(1000);
+    world.config.members[2].is_voter = true;  // By a leader that died before it wrote so.
+    world.config.index++;
+    const uint32_t writes = world.writes;
+    pass(1000);
+    ck_assert_uint_eq(world.writes, writes);
+    ck_assert(!lives_without(B));
+    world.is_leader = true;
+    world.term++;
+    broker_queue_led(b, world.owner);
+    pass(1000);
+    ck_assert_uint_eq(world.writes, writes + 1);
+    ck_assert(lives_without(B));
+}
+END_TEST
+
+START_TEST(a_member_that_is_not_to_vote_is_written_twice_and_then_no_more)
+{
+    begin(2);
+    ask_for(false, C, MEMBER_NON_VOTER);
+    pass(1000);
+    MEMBERS(A, B, C);
+    ck_assert_uint_eq(world.writes, 2);  // Announced, let in.
+    broker_queue_led(b, world.owner);
+    tell_node(D, D, 0);  // Something looks.
+    pass(5000);
+    ck_assert_uint_eq(world.writes, 2);
+    ck_assert_uint_eq(config_voters(&world.config), 2);
+}
+END_TEST
+
+START_TEST(founding_members_vote_from_the_start)
+{
+    begin(3);
+    ck_assert(lives_without(B));
+    broker_queue_led(b, world.owner);
+    pass(1000);
+    ck_assert_uint_eq(world.writes, 0);
+}
+END_TEST
+
+// ---- what a configuration here says --------------------------------------------------------------------------------
+
+static bool group_lives_without(uint32_t node_id)
+{
+    struct consensus_status s;
+    group_status((struct group *)(void *)&world, &s);
+    return broker_group_lives_without(&s, node_id, A, is_up, NULL);
+}
+
+START_TEST(a_group_lives_without_a_voter_while_the_others_are_a_majority)
+{
+    begin(3);
+    ck_assert(group_lives_without(B));
+    ck_assert(group_lives_without(D));
+    world.is_down[C] = true;
+    ck_assert(!group_lives_without(B));
+    ck_assert(group_lives_without(D));  // It holds nothing of the group.
+    world.config.members[2].is_voter = false;
+    ck_assert(group_lives_without(C));
+    world.is_down[C] = false;
+    ck_assert(!group_lives_without(B));  // c is up, and does not vote yet.
+}
+END_TEST
+
+START_TEST(a_group_does_not_count_a_voter_that_lost_what_it_acknowledged)
+{
+    begin(3);
+    world.regressed_at = 1 << 2;
+    ck_assert(!group_lives_without(B));
+    ck_assert(group_lives_without(C));
+}
+END_TEST
+
+START_TEST(a_group_does_not_count_the_replica_here_if_it_lost_its_memory)
+{
+    begin(3);
+    world.is_amnesiac = true;
+    ck_assert(!group_lives_without(B));
+    ck_assert(group_lives_without(A));
+}
+END_TEST
+
 // ---- records that are behind the disk ------------------------------------------------------------------------------
 
 // The record with another replica at place `i`, as it stands in the store already.
@@ -353,6 +482,14 @@ int main(void)
     tcase_add_test(t, a_queue_lives_without_a_member_while_the_others_are_a_majority);
     tcase_add_test(t, it_does_not_live_without_one_of_the_two_that_remember);
     tcase_add_test(t, members_that_do_not_vote_are_no_majority);
+    tcase_add_test(t, a_member_that_is_being_filled_is_no_majority);
+    tcase_add_test(t, a_member_that_is_made_anew_is_no_majority_until_it_votes);
+    tcase_add_test(t, the_next_leader_says_that_a_member_votes_now);
+    tcase_add_test(t, a_member_that_is_not_to_vote_is_written_twice_and_then_no_more);
+    tcase_add_test(t, founding_members_vote_from_the_start);
+    tcase_add_test(t, a_group_lives_without_a_voter_while_the_others_are_a_majority);
+    tcase_add_test(t, a_group_does_not_count_a_voter_that_lost_what_it_acknowledged);
+    tcase_add_test(t, a_group_does_not_count_the_replica_here_if_it_lost_its_memory);
     tcase_add_test(t, a_record_that_names_an_earlier_replica_than_the_one_here_is_waited_out);
     tcase_add_test(t, a_replica_that_does_not_start_for_another_reason_keeps_every_group_that_no_record_names);
     return suite_run("membership_lost", t);
