@@ -281,6 +281,29 @@ def forgotten(c):
     return wrong + load.end(2.0)
 
 
+def needed(c):
+    """A node is not forgotten if only members that do not vote would be the majority without it; whoever is asked, with a replica or none."""
+    wrong = []
+    conn = c.connect("n1")
+    ch = conn.channel()
+    for queue in rows(c, "n1"):
+        ch.queue_delete(queue)
+    ch.queue_declare("kept", durable=True, arguments=dict(SINGLE, **{"x-queue-leader-locator": "client-local"}))
+    conn.close()
+    c.ctl("n1", "-q", "add_member", "kept", *at("n5"), "--membership", "voter")
+    c.ctl("n1", "-q", "add_member", "kept", *at("n3"), "--membership", "non_voter")
+    if rows(c, "n1", "kept")["kept"]["members"] != at("n1", "n5", "n3"): wrong.append(f"{rows(c, 'n1', 'kept')}")
+    c.do("kill", "n5")
+    for n in ("n2", "n1"):
+        said = []
+        until(lambda: said.append(c.ctl(n, "forget_cluster_node", *at("n5"), check=False)) or "is running" not in said[-1].stderr, 10, 0.1)
+        if said[-1].returncode != 69 or "majority" not in said[-1].stderr or "'kept'" not in said[-1].stderr:
+            wrong.append(f"{n}: exit {said[-1].returncode}: {said[-1].stderr}")
+    c.do("start", "n5"); c.do("await", "n5")
+    c.ctl("n1", "-q", "delete_queue", "kept")
+    return wrong
+
+
 def repaired(c):
     """CL-29: queues that were declared while a node was down have all their members soon after it is back, leads spread."""
     wrong = []
@@ -311,5 +334,6 @@ with Cluster(5) as c:
     tap.run("a node that is down can be taken out, and comes back with nothing of it", off_a_node_that_is_down, c)
     tap.run("queues are placed where the fewest are, and led where that was asked for", placed, c)
     tap.run("CL-29: queues declared while a node is down have all their members once it is back, with leads spread", repaired, c)
+    tap.run("a node is not forgotten that a queue needs, although as many members as are a majority stay: they do not vote", needed, c)
     tap.run("CL-05: forget and grow in parallel, each said twice: every queue ends with what is wanted", forgotten, c)
 tap.end()
