@@ -78,19 +78,16 @@ void raft_config_settle(struct replica *r)
 // RAFT_PROMOTE_LAG, the voters' too: then a learner is level that reaches within RAFT_ROUND_NS where the end was.
 static bool is_level(struct replica *r, int at, uint64_t now_ns)
 {
-    struct lead *lead = r->lead;
-    const struct peer *p = raft_peer(r, (uint32_t)at);
-    const uint64_t id = r->config->members[at].replica_id;
+    struct peer *p = raft_peer(r, (uint32_t)at);
     if (p->state != PEER_REPLICATE || p->is_regressed) {
         return false;
     }
-    const bool is_round = lead->learner == id && p->match >= lead->learner_round.index;
-    if (p->match + RAFT_PROMOTE_LAG >= r->last || (is_round && now_ns - lead->learner_round.at <= RAFT_ROUND_NS)) {
+    const bool is_round = p->round.index != 0 && p->match >= p->round.index;
+    if (p->match + RAFT_PROMOTE_LAG >= r->last || (is_round && now_ns - p->round.at <= RAFT_ROUND_NS)) {
         return true;
     }
-    if (is_round || lead->learner != id) {
-        lead->learner = id;
-        lead->learner_round = (struct mark){.index = r->last, .at = now_ns};
+    if (is_round || p->round.index == 0) {
+        p->round = (struct mark){.index = r->last, .at = now_ns};
     }
     return false;
 }

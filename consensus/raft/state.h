@@ -32,6 +32,11 @@ enum peer_state {
     PEER_SNAPSHOT,   // Needs a snapshot: no entries meanwhile.
 };
 
+struct mark {
+    uint64_t index;
+    uint64_t at;
+};
+
 struct peer {
     uint64_t match;        // Acknowledged as durable and matched in this term; never falls.
     uint64_t next;         // Next index to send; > match.
@@ -42,6 +47,7 @@ struct peer {
     uint64_t probe_round;  // Round of the first message after the link was reset, and
     uint64_t probe_match;  // `match` then: refusing that much on such a message proves amnesia.
     uint64_t retry_at;     // When to repeat if there is no answer; RAFT_NEVER: nothing unanswered.
+    struct mark round;     // Learner: where the log ended when it was to be promoted and was not level; index 0: never.
     uint8_t state;         // enum peer_state.
     uint8_t retries;       // In a row.
     bool is_paused;        // PROBE: the message is out, SNAPSHOT: the transfer has begun.
@@ -58,11 +64,6 @@ struct pending_read {
     uint64_t round;  // Confirms it; 0: the term's no-op is not committed yet (P13).
 };
 
-struct mark {
-    uint64_t index;
-    uint64_t at;
-};
-
 // What only a leader needs; allocated while it leads.
 struct lead {
     uint64_t now;         // Newest time any call told.
@@ -71,8 +72,6 @@ struct lead {
     uint64_t transfer_to;  // Replica id; 0 none.
     uint64_t transfer_deadline;
     uint64_t retire_last;  // Last target tried after our own removal.
-    uint64_t learner;      // Who was last to be promoted and was not level; 0 nobody.
-    struct mark learner_round;  // Where the log ended then.
     bool is_round_sent;    // Some message carried `round`: a new read needs a new one.
     bool is_transfer_sent;
     uint32_t marks_count;  // Proposals with the time they were seen, oldest first: how old is the oldest uncommitted?
