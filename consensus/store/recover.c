@@ -21,7 +21,7 @@ static void clean_up(struct recovery *r)
             continue;
         }
         segment_path(s->seq, true, path);
-        if (!r->is_corrupt && d->unlink(d, path) != RC_OK) {
+        if (!r->is_corrupt && !s->is_evidence && d->unlink(d, path) != RC_OK) {
             log_warning("store: cannot remove %s", path);
         }
         list_remove(&s->all);

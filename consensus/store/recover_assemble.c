@@ -242,6 +242,14 @@ static bool has_foreign_tail(const struct recovery *r, const struct finding *f, 
     return false;
 }
 
+// What was found of the group stays on disk: it is evidence, or what makes it useless is not durable yet.
+static void keep_files(const struct found_run *runs, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        runs[i].segment->is_evidence = true;
+    }
+}
+
 static void assemble(struct recovery *r, struct finding *f, const struct found_run *runs, uint32_t count)
 {
     struct glog *g = f->log;
@@ -259,6 +267,7 @@ static void assemble(struct recovery *r, struct finding *f, const struct found_r
         f->is_amnesiac = true;
     }
     if (has_foreign_tail(r, f, runs, count)) {
+        keep_files(runs, count);
         finding_cut(f, snapshot + 1);
         // Before anything is written behind the snapshot: the next start would find that behind the other history.
         glog_put_control(g, RECORD_TRUNCATE, RECORD_FLAG_INSTALLED, snapshot + 1, g->snapshot->term, (struct span){0});
@@ -413,6 +422,9 @@ static void report(struct recovery *r, struct finding *f, const struct found_run
     out.runs_count = (uint32_t)(terms.len / sizeof(struct term_run));
     gather_configs(r, f, runs, count, &out);
     g->is_amnesiac = f->is_amnesiac || r->is_corrupt;
+    if (g->is_amnesiac) {
+        keep_files(runs, count);
+    }
     out.is_amnesiac = g->is_amnesiac;
     out.is_hiding = f->is_hiding || r->is_corrupt;
     out.replica_id = g->replica_id;

@@ -83,6 +83,7 @@ struct segment {
     struct list all;   // In store.segments while it has users. Under the store's mutex, like the next four.
     uint32_t home;     // The worker that compacts it; goes round if several workers' groups lie in it.
     bool is_taken;     // A compaction is at work on it.
+    bool is_evidence;  // The start does not remove it, users or not.
     bool is_kept;      // Holds a record that does not check: stays as it is.
     uint64_t seen_live, seen_at;  // Live bytes when a compaction last looked, and since when they are that many.
     uint64_t seq;

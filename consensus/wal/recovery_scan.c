@@ -105,7 +105,7 @@ static uint64_t proof_behind(struct recovery *r, const struct scan_file *f, uint
         }
         memcpy(&head, ptr, sizeof(head));
         bool is_worth = head.magic == WAL_BATCH_MAGIC && head.batch > bad &&
-                        batch_at(r, f, at, &head) == WAL_BATCH_INTACT;
+                        batch_at(r, f, at, &head) != WAL_BATCH_BROKEN;  // Its frame vouches, whatever became of a body.
         if (!is_worth) {
             at += align;
             continue;
@@ -223,6 +223,7 @@ enum rc recovery_file_scan(struct recovery *r, const struct scan_file *f, uint64
     uint64_t pos = WAL_HEADER_BYTES;
     r->batches_count = 0;
     *end = SCAN_END;
+    r->proof = wal_max(r->proof, f->header.first_batch);  // The file got its name only when that one was synced.
     for (uint64_t batch = f->header.first_batch; batch <= limit; batch++) {
         struct scan_batch b;
         enum wal_batch_state state = batch_with_region(r, f, pos, &b);

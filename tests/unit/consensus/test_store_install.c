@@ -589,6 +589,35 @@ START_TEST(what_a_group_is_receiving_ends_with_it_and_the_next_of_its_id_receive
 }
 END_TEST
 
+// What proves that the mark of the installed snapshot is missing lies in segments that the mark makes useless.
+START_TEST(a_mark_that_is_laid_down_again_may_be_lost_again)
+{
+    append_many(&fx, 1, 3, 300, 40);
+    settle_messages(&fx, 1, 5, 30);
+    request_snapshot(1, 40);
+    struct fixture *to = mem_zalloc(sizeof(*to));
+    fixture_init(to, 1, 256 << 10, FILE_BYTES);
+    append_many(to, 1, 2, 77, 60);
+    to->models[1].snapshots_refused = true;
+    for (int i = 0; i < 3; i++) {
+        roll_file(to);
+    }
+    ck_assert_uint_gt(log_of(to, 1)->runs_count, 0);
+    ck_assert_int_eq(transfer(to, 1000), RC_OK);
+    for (int i = 0; i < 3; i++) {  // Sealed; the mark never reaches the disk.
+        fixture_close(to);
+        sim_disk_kill(to->disk);
+        fixture_open(to);
+        ck_assert_uint_eq(to->found[1].snapshot_index, 40);
+        ck_assert_uint_eq(to->found[1].last, 40);
+        ck_assert(!to->found[1].is_amnesiac);
+    }
+    fixture_deinit(to);
+    free(to);
+    toy_fixture = &fx;
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("store, installed snapshots");
@@ -604,6 +633,7 @@ int main(void)
     tcase_add_test(t, a_received_snapshot_that_was_merged_before_its_mark_was_durable_lets_no_other_history_go_on_behind_it);
     tcase_add_test(t, the_log_is_cut_only_when_the_snapshot_is_durable);
     tcase_add_test(t, nothing_of_the_memtable_is_left_after_an_install);
+    tcase_add_test(t, a_mark_that_is_laid_down_again_may_be_lost_again);
     tcase_add_test(t, a_segment_that_cannot_be_read_at_the_start_costs_its_group_its_memory_and_not_the_node);
     tcase_add_test(t, a_place_that_no_piece_begins_at_is_refused_and_is_no_damage);
     tcase_add_test(t, a_damaged_piece_is_refused_and_leaves_the_log_as_it_was);

@@ -332,6 +332,30 @@ START_TEST(damage_in_a_segment_makes_amnesiac_those_who_need_it_and_no_one_else)
 }
 END_TEST
 
+START_TEST(a_start_that_finds_damage_keeps_what_else_there_is_of_the_group)
+{
+    fx.models[1].snapshots_refused = true;
+    append_many(&fx, 1, 1, 100, 30);
+    roll_file(&fx);
+    append_many(&fx, 1, 1, 100, 30);
+    for (int i = 0; i < 3; i++) {
+        roll_file(&fx);
+    }
+    const struct glog *g = log_of(&fx, 1);
+    char damaged[SEGMENT_PATH_MAX], healthy[SEGMENT_PATH_MAX];
+    segment_path(g->runs[0].segment->seq, true, damaged);
+    segment_path(g->runs[g->runs_count - 1].segment->seq, true, healthy);
+    ck_assert_str_ne(damaged, healthy);
+    fixture_close(&fx);
+    sim_disk_kill(fx.disk);
+    sim_disk_cut(fx.disk, damaged, 5000, false);
+    fixture_open(&fx);
+    ck_assert(fx.found[1].is_amnesiac);
+    ck_assert(sim_disk_exists(fx.disk, healthy));
+    ck_assert(sim_disk_exists(fx.disk, damaged));
+}
+END_TEST
+
 START_TEST(a_damaged_checkpoint_makes_every_group_amnesiac)
 {
     write_hard_state(&fx, 1, 7, 11);
@@ -582,6 +606,7 @@ int main(void)
     tcase_add_test(t, a_configuration_in_a_retired_file_is_recovered);
     tcase_add_test(t, a_deleted_group_stays_deleted_and_its_segments_go);
     tcase_add_test(t, damage_in_a_segment_makes_amnesiac_those_who_need_it_and_no_one_else);
+    tcase_add_test(t, a_start_that_finds_damage_keeps_what_else_there_is_of_the_group);
     tcase_add_test(t, a_damaged_checkpoint_makes_every_group_amnesiac);
     tcase_add_test(t, an_emptied_log_directory_makes_every_group_amnesiac_at_every_start);
     tcase_add_test(t, a_lost_checkpoint_is_noticed_by_the_logs_first_file);
