@@ -55,7 +55,10 @@ static void on_changed(void *ctx, enum rc rc, const char *text)
 static void change_one(struct ctl_request *r, bool is_removal)
 {
     struct broker_vhost *v = request_vhost(r);
-    const struct broker_queue *q = v ? broker_queue_find(v, span_str(request_arg(r, 0))) : NULL;
+    if (!v) {
+        return;  // It was answered, and is gone.
+    }
+    const struct broker_queue *q = broker_queue_find(v, span_str(request_arg(r, 0)));
     struct broker_member_change what = {.is_removal = is_removal};
     char banner[700];
     snprintf(banner, sizeof(banner),
@@ -63,7 +66,7 @@ static void change_one(struct ctl_request *r, bool is_removal)
                         : "Adding a member for queue %s on node %s...",
              request_arg(r, 0), request_arg(r, 1));
     request_banner(r, banner);
-    if (!v || (!is_removal && !parse_how(r, &what.how))) {
+    if (!is_removal && !parse_how(r, &what.how)) {
         return;
     }
     if (!q) {
