@@ -266,6 +266,13 @@ static enum step step_joining(struct change *c, struct group *g, const struct co
         d.members[i].is_joining = false;
         return write_record(c, &d);
     }
+    // An earlier leader let its predecessor in while the record was about to let go of it: it would be in the way for ever.
+    for (uint32_t k = 0; k < s->config->count; k++) {
+        const struct member *former = &s->config->members[k];
+        if (former->node_id == m->node_id && former->replica_id < m->replica_id && !former->is_voter) {
+            return propose(c, g, MEMBER_REMOVE, former);
+        }
+    }
     if (is_up(b, m->node_id)) {
         return propose(c, g, MEMBER_ADD_LEARNER, m);
     }

@@ -461,10 +461,45 @@ START_TEST(a_replica_that_does_not_start_for_another_reason_keeps_every_group_th
 }
 END_TEST
 
+START_TEST(a_learner_that_the_record_has_let_go_of_is_not_in_the_way_of_the_next_on_its_node)
+{
+    begin(1);
+    ask_for(false, B, MEMBER_PROMOTABLE);
+    turn(1);
+    world.is_down[B] = true;
+    store_answers();
+    pass(9900);
+    while (!world.has_write) {
+        turn(5);
+        proof_comes();
+    }
+    // Under way, proven. The lead is handed over, b is up again, and the next leader lets it in.
+    world.is_leader = false;
+    world.is_down[B] = false;
+    world.config.members[world.config.count++] = (struct member){.replica_id = 5000, .node_id = B};
+    world.config.index += 10;
+    store_answers();
+    world.is_leader = true;
+    world.term++;
+    broker_queue_led(b, world.owner);
+    pass(1000);
+    ck_assert_uint_eq(queue()->target->members_count, 1);
+    world.is_level = true;
+    ask_for(false, B, MEMBER_PROMOTABLE);
+    pass(1000);
+    uint32_t on_b = 0;
+    for (uint32_t i = 0; i < world.config.count; i++) {
+        on_b += world.config.members[i].node_id == B;
+    }
+    ck_assert_uint_eq(on_b, 1);  // The engine refuses a second on one node (RC_EXISTS).
+}
+END_TEST
+
 int main(void)
 {
     TCase *t = tcase_create("membership_lost");
     tcase_add_checked_fixture(t, setup, teardown);
+    tcase_add_test(t, a_learner_that_the_record_has_let_go_of_is_not_in_the_way_of_the_next_on_its_node);
     tcase_add_test(t, a_member_whose_node_lost_its_disk_is_made_anew_on_the_node_that_took_its_place);
     tcase_add_test(t, it_waits_for_that_node_and_takes_no_other);
     tcase_add_test(t, a_forgotten_nodes_place_goes_to_another_node);
