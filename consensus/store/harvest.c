@@ -23,8 +23,8 @@
 
 enum {
     GROUPS_MAX = 4096,  // Of one harvest: 1 to 4 ms to plan, as much to publish.
-    FILES_A_SLICE = 4,
-    HASTE_MAX = 4,
+    FILES_A_STEP = 4,   // Closed files that wait, for each slice more that is written at once,
+    HASTE_MAX = 4,      // up to so many.
 };
 
 struct harvest_item {
@@ -301,7 +301,7 @@ static uint32_t haste(const struct store_worker *w)
     {
         waiting++;
     }
-    return waiting < 2 * FILES_A_SLICE ? 1 : waiting / FILES_A_SLICE < HASTE_MAX ? waiting / FILES_A_SLICE : HASTE_MAX;
+    return waiting < 2 * FILES_A_STEP ? 1 : waiting / FILES_A_STEP < HASTE_MAX ? waiting / FILES_A_STEP : HASTE_MAX;
 }
 
 // Plans for a closed file, or with file_seq = 0 only for the snapshots asked for.
