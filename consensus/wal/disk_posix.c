@@ -148,7 +148,7 @@ static void posix_close(struct disk_file *f)
 static enum rc write_zeros(struct disk_file *f, uint64_t from, uint64_t to)
 {
     enum { CHUNK = 1 << 20 };
-    uint8_t *zeros = mem_zalloc(CHUNK);
+    uint8_t *zeros = mem_zalloc(to - from < CHUNK ? to - from : CHUNK);
     enum rc rc = RC_OK;
     while (rc == RC_OK && from < to) {
         size_t n = to - from < CHUNK ? to - from : CHUNK;
@@ -198,6 +198,29 @@ static enum rc posix_allocate(struct disk_file *f, uint64_t bytes)
         return fail(f->disk, "truncation");
     }
     return result;
+}
+
+static enum rc posix_fill(struct disk_file *f, uint64_t from, uint64_t bytes, uint64_t *next)
+{
+    struct stat st;
+    *next = UINT64_MAX;
+    if (is_failed(f->disk) || fstat(f->fd, &st) != 0) {
+        return RC_IO;
+    }
+    // What is allocated but was never written counts as a hole (lseek(2)). Where the file system knows of no holes
+    // everything is data, and nothing is to be done.
+    const off_t hole = f->needs_fsync || from >= (uint64_t)st.st_size ? -1 : lseek(f->fd, (off_t)from, SEEK_HOLE);
+    if (hole < 0 || hole >= st.st_size) {
+        return RC_OK;
+    }
+    const off_t data = lseek(f->fd, hole, SEEK_DATA);
+    const uint64_t end = data > hole ? (uint64_t)data : (uint64_t)st.st_size;
+    const uint64_t to = end - (uint64_t)hole < bytes ? end : (uint64_t)hole + bytes;
+    TRY(write_zeros(f, (uint64_t)hole, to));
+    // Begun at once, for the kernel would bring it all together later, and a batch would wait behind it.
+    (void)sync_file_range(f->fd, hole, (off_t)(to - (uint64_t)hole), SYNC_FILE_RANGE_WRITE);
+    *next = to;
+    return RC_OK;
 }
 
 // Moves past `done` bytes. Works on the caller's copy of the vectors.
@@ -478,6 +501,7 @@ enum rc disk_posix_open(const char *root, struct disk **out)
         .sync = posix_sync,
         .read = posix_read,
         .will_read = posix_will_read,
+        .fill = posix_fill,
         .size = posix_size,
         .truncate = posix_truncate,
         .rename = posix_rename,

@@ -201,8 +201,50 @@ bool wal_top_up(struct wal *w)
         }
         w->config.disk->close(f);
         w->pool[w->pool_count++] = number;
+        w->fill_free = number;  // Whatever file had that number before.
+        w->fill_free_at = 0;
     }
     return !wal_is_short(w);
+}
+
+// The next slice of a free file. Opened for each: between two of them the file may have become part of the log.
+static enum rc fill_free(struct wal *w)
+{
+    struct disk *d = w->config.disk;
+    char path[WAL_PATH_MAX];
+    struct disk_file *f = NULL;
+    wal_free_path(w, w->fill_free, path);
+    enum rc rc = d->open(d, path, DISK_READ | DISK_WRITE, &f);
+    if (rc == RC_OK) {
+        rc = d->fill(f, w->fill_free_at, WAL_FILL_BYTES, &w->fill_free_at);
+        d->close(f);
+    }
+    if (rc != RC_OK) {
+        w->fill_free_at = UINT64_MAX;
+    }
+    return rc;
+}
+
+enum rc wal_fill(struct wal *w, bool is_idle, bool *more)
+{
+    struct disk *d = w->config.disk;
+    *more = false;
+    if (d->fill == NULL || __atomic_load_n(&w->shared_is_frugal, __ATOMIC_RELAXED)) {
+        return RC_OK;
+    }
+    if (w->pool_count > 0 && w->fill_free != w->pool[w->pool_count - 1]) {
+        w->fill_free = w->pool[w->pool_count - 1];
+        w->fill_free_at = 0;
+    }
+    enum rc rc = RC_OK;
+    if (is_idle && w->file != NULL && w->fill_at != UINT64_MAX) {
+        rc = d->fill(w->file, w->fill_at, WAL_FILL_BYTES, &w->fill_at);
+        w->fill_at = rc == RC_OK ? w->fill_at : UINT64_MAX;
+    } else if (w->pool_count > 0 && w->fill_free_at != UINT64_MAX) {
+        rc = fill_free(w);
+    }
+    *more = (w->file != NULL && w->fill_at != UINT64_MAX) || (w->pool_count > 0 && w->fill_free_at != UINT64_MAX);
+    return disk_has_failed(d) ? rc : RC_OK;  // Else it was a help only, and is given up.
 }
 
 void wal_trim(struct wal *w)

@@ -13,6 +13,7 @@ enum {
     WAL_START_ROOM_BYTES = 8 << 10,  // A file that a start begins has room for so much more, however full the disk is.
     WAL_MERGE_FRACTION = 16,   // At start a last file less full than 1/16 is copied into the new one, so that a node
                                // that is restarted over and over does not leave a file behind each time.
+    WAL_FILL_BYTES = 256 << 10,  // Zeros written at a time (wal_fill).
     WAL_PATH_MAX = 512,
 };
 // Distance of the first batch number after a recovery from the highest one seen, so that no number is used twice even
@@ -89,6 +90,9 @@ struct wal {
     uint64_t pool[WAL_POOL_MAX];  // Numbers of free files.
     uint32_t pool_count;
     bool shared_is_frugal;    // wal_set_frugal; relaxed.
+    uint64_t fill_at;         // In the current file; UINT64_MAX: written wholly. See wal_fill.
+    uint64_t fill_free;       // The same of a free file, the one with this number.
+    uint64_t fill_free_at;
     bool pool_is_dirty;       // The pool's renames are not known durable: sync the directory before reusing a file.
     // Batches.
     uint64_t batch_next;      // Number of the next batch.

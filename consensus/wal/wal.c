@@ -345,6 +345,7 @@ enum rc wal_write(struct wal *w)
                 d->close(w->file);
             }
             w->file = f;
+            w->fill_at = 0;
         }
     } else {
         rc = wal_batch_write(w, w->file);

@@ -39,6 +39,8 @@ enum {
     SMALL_AFTER = 10,     // Tries until a smaller file will do: until then retirement may have made room for a whole one.
     ROOM_RETRY_MS = 100,  // A batch without room for its file is tried again so often, and when a file is retired.
     MARK_AFTER_MS = 10,  // Quiet time after which the last batch gets a mark (README.md).
+    FILL_EVERY_MS = 8,    // Between two slices of zeros (wal_fill): 32 MB/s, which a slow disk can bear.
+    FILL_BATCH_MAX = 64 << 10,  // Beside longer batches a sync is paid for by many, and the disk has enough to do.
 };
 
 struct retirement {
@@ -65,6 +67,8 @@ struct wal_thread {
     uint32_t tries;     // In vain, of the composed batch,
     uint64_t retry_ns;  // which is written again then; 0: at once.
     struct wal_pace pace;
+    bool wants_fill;    // A new file may have places that were never written.
+    uint64_t fill_ns;   // When the last slice was written.
     _Alignas(64) _Atomic bool shared_is_asleep;  // See above.
     _Atomic bool shared_must_stop;               // Release by wal_thread_stop.
     _Atomic(struct retirement *) shared_retired; // Stack; pushed by anyone, taken whole by the WAL thread.
@@ -204,6 +208,7 @@ static void tell(struct wal_thread *t, _Atomic bool *flag, bool is_on, const cha
 static void top_up(struct wal_thread *t)
 {
     tell(t, &t->shared_is_short, !wal_top_up(t->wal), "the file that is kept in reserve");
+    t->wants_fill = true;
 }
 
 // Takes what the other threads left for us. True if there was anything. When we must stop the workers have ended and
@@ -231,6 +236,7 @@ static bool take(struct wal_thread *t, bool must_stop)
     while (r != NULL) {
         struct retirement *next = r->next;
         wal_retire(t->wal, r->seq);
+        t->wants_fill = true;
         free(r);
         r = next;
         any = true;
@@ -335,15 +341,41 @@ static bool has_input(struct wal_thread *t)
     return has;
 }
 
-// Waits until somebody wakes us. False if nobody did for MARK_AFTER_MS while a mark is wanted, or until the batch that
-// waits for room is to be tried again.
+static void fill(struct wal_thread *t, bool is_idle)
+{
+    const enum rc rc = wal_fill(t->wal, is_idle, &t->wants_fill);
+    if (rc != RC_OK) {
+        die(t, rc);
+    }
+    t->fill_ns = clock_mono_ns(env_system_clock());
+}
+
+// After a batch of so many bytes, while more of them come.
+static void fill_beside(struct wal_thread *t, uint64_t batch_bytes)
+{
+    if (t->wants_fill && batch_bytes <= FILL_BATCH_MAX &&
+        clock_mono_ns(env_system_clock()) - t->fill_ns >= FILL_EVERY_MS * 1000000ull) {
+        fill(t, false);
+    }
+}
+
+static int wait_ms(const struct wal_thread *t)
+{
+    if (atomic_load_explicit(&t->shared_is_stuck, memory_order_relaxed)) {
+        return retry_wait_ms(t);
+    }
+    return t->wal->needs_mark ? MARK_AFTER_MS : t->wants_fill ? FILL_EVERY_MS : -1;
+}
+
+// Waits until somebody wakes us. False if nobody did until there is something else to do (wait_ms): the batch that waits
+// for room, a mark, zeros ahead of the log.
 static bool sleep_until_woken(struct wal_thread *t)
 {
     (void)atomic_exchange_explicit(&t->shared_is_asleep, true, memory_order_acq_rel);
     bool is_woken = true;
     if (!has_input(t)) {
         struct pollfd p = {.fd = t->wake_fd, .events = POLLIN};
-        is_woken = poll(&p, 1, wal_thread_is_stuck(t) ? retry_wait_ms(t) : t->wal->needs_mark ? MARK_AFTER_MS : -1) != 0;
+        is_woken = poll(&p, 1, wait_ms(t)) != 0;
     }
     if (!atomic_exchange_explicit(&t->shared_is_asleep, false, memory_order_acq_rel)) {
         uint64_t count;  // Somebody lowered the flag: his write is there or about to be; it must not wake us twice.
@@ -381,6 +413,7 @@ static void *run(void *arg)
             keep_pace(t);
         }
         const bool has_batch = t->wal->batch.is_composed || wal_compose(t->wal);
+        const uint64_t bytes = t->wal->batch.padded_bytes + t->wal->batch.slice_bytes;
         if (has_batch) {
             any = (must_stop || retry_wait_ms(t) == 0) && write_batch(t);
         } else if (t->wal->has_failed) {
@@ -389,11 +422,14 @@ static void *run(void *arg)
         atomic_store_explicit(&t->shared_file_count, wal_file_count(t->wal), memory_order_relaxed);
         deliver(t);
         if (any) {
+            fill_beside(t, has_batch ? bytes : 0);
             continue;
         }
-        if (must_stop || !sleep_until_woken(t)) {
-            if (!t->wal->batch.is_composed && wal_compose_mark(t->wal)) {
+        if ((must_stop || !sleep_until_woken(t)) && !t->wal->batch.is_composed) {
+            if (wal_compose_mark(t->wal)) {
                 (void)write_batch(t);  // Without room it stays composed.
+            } else if (t->wants_fill && !must_stop) {
+                fill(t, true);
             }
         }
         if (must_stop) {

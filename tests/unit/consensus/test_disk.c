@@ -487,6 +487,55 @@ START_TEST(after_the_crash_point_nothing_happens_until_the_restart)
 }
 END_TEST
 
+static off_t first_hole(const char *name)
+{
+    char path[128];
+    snprintf(path, sizeof(path), "%s/%s", dir, name);
+    const int fd = open(path, O_RDONLY);
+    ck_assert_int_ge(fd, 0);
+    const off_t at = lseek(fd, 0, SEEK_HOLE);
+    close(fd);
+    return at;
+}
+
+START_TEST(filling_leaves_no_place_unwritten_and_nothing_that_was_written_changed)
+{
+    enum { SIZE = 1 << 20, SLICE = 64 << 10 };
+    static const uint64_t written[] = {0, 300 << 10, SIZE - 4096};
+    struct disk_file *f;
+    ck_assert_int_eq(real->open(real, "a", DISK_READ | DISK_WRITE | DISK_CREATE, &f), RC_OK);
+    ck_assert_int_eq(real->allocate(f, SIZE), RC_OK);
+    uint8_t page[4096];
+    memset(page, 'x', sizeof(page));
+    for (int i = 0; i < 3; i++) {
+        const struct iovec iov = {.iov_base = page, .iov_len = sizeof(page)};
+        ck_assert_int_eq(real->writev(f, &iov, 1, written[i]), RC_OK);
+    }
+    ck_assert_int_eq(real->sync(f), RC_OK);
+    ck_assert_int_eq(first_hole("a"), 4096);
+    uint64_t at = 0;
+    uint64_t zeros = 0;
+    for (int i = 0; i < 100 && at != UINT64_MAX; i++) {
+        const uint64_t from = at;
+        ck_assert_int_eq(real->fill(f, from, SLICE, &at), RC_OK);
+        zeros += at != UINT64_MAX;
+    }
+    ck_assert_uint_eq(at, UINT64_MAX);
+    ck_assert_uint_eq(zeros, 5 + 12);  // 296 KiB before the second page, 716 behind it.
+    ck_assert_int_eq(first_hole("a"), SIZE);
+    for (uint64_t page_at = 0; page_at < SIZE; page_at += 4096) {
+        uint8_t got[4096];
+        size_t n;
+        const bool is_ours = page_at == written[0] || page_at == written[1] || page_at == written[2];
+        memset(page, is_ours ? 'x' : 0, sizeof(page));
+        ck_assert_int_eq(real->read(f, page_at, got, sizeof(got), &n), RC_OK);
+        ck_assert_uint_eq(n, sizeof(got));
+        ck_assert(memcmp(got, page, n) == 0);
+    }
+    real->close(f);
+}
+END_TEST
+
 START_TEST(a_full_disk_says_so_and_recovers_when_space_is_freed)
 {
     struct disk *d = sim_disk_base(simulated);
@@ -526,6 +575,7 @@ int main(void)
     tcase_add_test(t, unsynced_names_are_undone_from_the_last_one_backwards);
     tcase_add_test(t, a_crash_is_the_same_for_the_same_seed);
     tcase_add_test(t, after_the_crash_point_nothing_happens_until_the_restart);
+    tcase_add_test(t, filling_leaves_no_place_unwritten_and_nothing_that_was_written_changed);
     tcase_add_test(t, a_full_disk_says_so_and_recovers_when_space_is_freed);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);

@@ -3,6 +3,7 @@
 // links: node/base proto consensus/wal
 #include "consensus/wal/internal.h"
 #include <check.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -387,6 +388,36 @@ START_TEST(what_is_submitted_while_the_log_waits_for_room_makes_it_try_no_more_o
 }
 END_TEST
 
+// All of the log's files are written to their end: none has a hole left.
+static bool are_filled(void)
+{
+    static const char *const names[] = {"wal-0000000000000001", "free-0000000000000000"};
+    bool is_filled = true;
+    for (int i = 0; i < 2; i++) {
+        char path[128];
+        snprintf(path, sizeof(path), "%s/wal/%s", dir, names[i]);
+        const int fd = open(path, O_RDONLY);
+        ck_assert_int_ge(fd, 0);
+        is_filled = lseek(fd, 0, SEEK_HOLE) == 2 << 20 && is_filled;
+        close(fd);
+    }
+    return is_filled;
+}
+
+START_TEST(an_idle_thread_fills_what_lies_ahead_of_the_log)
+{
+    open_all(2 << 20);
+    ck_assert(!are_filled());
+    for (int i = 0; i < 2000 && !are_filled(); i++) {
+        ck_assert_int_eq(poll(NULL, 0, 5), 0);
+    }
+    ck_assert(are_filled());
+    close_all();
+    open_all(2 << 20);  // The zeros are no torn tail and no damage.
+    close_all();
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("wal_thread");
@@ -398,6 +429,7 @@ int main(void)
     tcase_add_test(t, a_quiet_log_vouches_for_its_last_batch);
     tcase_add_test(t, a_failed_sync_ends_the_process_and_leaves_a_mark);
     tcase_add_test(t, an_idle_thread_sleeps);
+    tcase_add_test(t, an_idle_thread_fills_what_lies_ahead_of_the_log);
     tcase_add_test(t, on_a_full_disk_the_log_goes_on_in_what_is_retired_and_waits_beyond_that);
     tcase_add_test(t, a_thread_that_waits_for_room_can_be_stopped);
     tcase_add_test(t, what_is_submitted_while_the_log_waits_for_room_makes_it_try_no_more_often);
