@@ -34,11 +34,11 @@ struct disk {
     enum rc (*read)(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got);
     // These bytes will be read soon: a hint, which costs next to nothing if they are in memory. May be NULL (simulated disks).
     void (*will_read)(struct disk_file *f, uint64_t offset, uint64_t len);
-    // Writes zeros, at most `bytes` of them, to the first place from `from` on where room is allocated and nothing was
-    // written yet: a later write there, and its sync, has no metadata to carry. Not synced; what was written before is not
-    // touched. *next is where to go on, UINT64_MAX once nothing is left. RC_NO_SPACE (a file system that copies on
-    // write), RC_IO. May be NULL (simulated disks).
-    enum rc (*fill)(struct disk_file *f, uint64_t from, uint64_t bytes, uint64_t *next);
+    // Writes zeros, at most `bytes` of them, to the first place in [from, to) where room is allocated and nothing was
+    // written yet: a later write there, and its sync, has no metadata to carry. Begun, not synced. *next is where to go on,
+    // UINT64_MAX once nothing is left, or where the file system writes nothing in place. RC_IO. May be NULL (simulated
+    // disks).
+    enum rc (*fill)(struct disk_file *f, uint64_t from, uint64_t to, uint64_t bytes, uint64_t *next);
     enum rc (*size)(struct disk_file *f, uint64_t *out);
     enum rc (*truncate)(struct disk_file *f, uint64_t bytes);
     enum rc (*rename)(struct disk *d, const char *from, const char *to);

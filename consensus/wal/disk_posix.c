@@ -25,6 +25,7 @@
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 // More than threads open at a time: each has one file, or two, and a connection may be quicker where one was given away.
@@ -200,22 +201,32 @@ static enum rc posix_allocate(struct disk_file *f, uint64_t bytes)
     return result;
 }
 
-static enum rc posix_fill(struct disk_file *f, uint64_t from, uint64_t bytes, uint64_t *next)
+// What is allocated but was never written counts as a hole (lseek(2)), reliably so on these; it is then written in place.
+static bool writes_in_place(int fd)
+{
+    enum { EXT4 = 0xef53, XFS = 0x58465342 };
+    struct statfs v;
+    return fstatfs(fd, &v) == 0 && (v.f_type == EXT4 || v.f_type == XFS);
+}
+
+static enum rc posix_fill(struct disk_file *f, uint64_t from, uint64_t to, uint64_t bytes, uint64_t *next)
 {
     struct stat st;
     *next = UINT64_MAX;
     if (is_failed(f->disk) || fstat(f->fd, &st) != 0) {
         return RC_IO;
     }
-    // What is allocated but was never written counts as a hole (lseek(2)). Where the file system knows of no holes
-    // everything is data, and nothing is to be done.
-    const off_t hole = f->needs_fsync || from >= (uint64_t)st.st_size ? -1 : lseek(f->fd, (off_t)from, SEEK_HOLE);
-    if (hole < 0 || hole >= st.st_size) {
+    to = (uint64_t)st.st_size < to ? (uint64_t)st.st_size : to;
+    const off_t hole = f->needs_fsync || from >= to || !writes_in_place(f->fd) ? -1 : lseek(f->fd, (off_t)from, SEEK_HOLE);
+    if (hole < (off_t)from || (uint64_t)hole >= to) {
         return RC_OK;
     }
     const off_t data = lseek(f->fd, hole, SEEK_DATA);
-    const uint64_t end = data > hole ? (uint64_t)data : (uint64_t)st.st_size;
-    const uint64_t to = end - (uint64_t)hole < bytes ? end : (uint64_t)hole + bytes;
+    if (data < 0 && errno != ENXIO) {
+        return RC_OK;  // Where the hole ends is not known.
+    }
+    to = data >= 0 && (uint64_t)data < to ? (uint64_t)data : to;
+    to = to - (uint64_t)hole < bytes ? to : (uint64_t)hole + bytes;
     TRY(write_zeros(f, (uint64_t)hole, to));
     // Begun at once, for the kernel would bring it all together later, and a batch would wait behind it.
     (void)sync_file_range(f->fd, hole, (off_t)(to - (uint64_t)hole), SYNC_FILE_RANGE_WRITE);

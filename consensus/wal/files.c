@@ -207,8 +207,16 @@ bool wal_top_up(struct wal *w)
     return !wal_is_short(w);
 }
 
+// A slice of `f` in [*at, to). If it is synced at once, a batch that comes has no more than one slice before it.
+static enum rc fill_slice(struct wal *w, struct disk_file *f, uint64_t *at, uint64_t to, bool is_synced)
+{
+    struct disk *d = w->config.disk;
+    TRY(d->fill(f, *at, to, WAL_FILL_BYTES, at));
+    return is_synced && *at != UINT64_MAX ? d->sync(f) : RC_OK;
+}
+
 // The next slice of a free file. Opened for each: between two of them the file may have become part of the log.
-static enum rc fill_free(struct wal *w)
+static enum rc fill_free(struct wal *w, bool is_synced)
 {
     struct disk *d = w->config.disk;
     char path[WAL_PATH_MAX];
@@ -216,11 +224,8 @@ static enum rc fill_free(struct wal *w)
     wal_free_path(w, w->fill_free, path);
     enum rc rc = d->open(d, path, DISK_READ | DISK_WRITE, &f);
     if (rc == RC_OK) {
-        rc = d->fill(f, w->fill_free_at, WAL_FILL_BYTES, &w->fill_free_at);
+        rc = fill_slice(w, f, &w->fill_free_at, w->config.file_bytes, is_synced);
         d->close(f);
-    }
-    if (rc != RC_OK) {
-        w->fill_free_at = UINT64_MAX;
     }
     return rc;
 }
@@ -228,6 +233,7 @@ static enum rc fill_free(struct wal *w)
 enum rc wal_fill(struct wal *w, bool is_idle, bool *more)
 {
     struct disk *d = w->config.disk;
+    assert(!w->batch.is_composed);
     *more = false;
     if (d->fill == NULL || __atomic_load_n(&w->shared_is_frugal, __ATOMIC_RELAXED)) {
         return RC_OK;
@@ -238,10 +244,13 @@ enum rc wal_fill(struct wal *w, bool is_idle, bool *more)
     }
     enum rc rc = RC_OK;
     if (is_idle && w->file != NULL && w->fill_at != UINT64_MAX) {
-        rc = d->fill(w->file, w->fill_at, WAL_FILL_BYTES, &w->fill_at);
+        // Only where no batch and no region lies, whatever the file system takes for a hole.
+        w->fill_at = w->fill_at > w->offset ? w->fill_at : w->offset;
+        rc = fill_slice(w, w->file, &w->fill_at, w->limit, true);
         w->fill_at = rc == RC_OK ? w->fill_at : UINT64_MAX;
     } else if (w->pool_count > 0 && w->fill_free_at != UINT64_MAX) {
-        rc = fill_free(w);
+        rc = fill_free(w, is_idle);
+        w->fill_free_at = rc == RC_OK ? w->fill_free_at : UINT64_MAX;
     }
     *more = (w->file != NULL && w->fill_at != UINT64_MAX) || (w->pool_count > 0 && w->fill_free_at != UINT64_MAX);
     return disk_has_failed(d) ? rc : RC_OK;  // Else it was a help only, and is given up.

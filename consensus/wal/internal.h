@@ -90,7 +90,7 @@ struct wal {
     uint64_t pool[WAL_POOL_MAX];  // Numbers of free files.
     uint32_t pool_count;
     bool shared_is_frugal;    // wal_set_frugal; relaxed.
-    uint64_t fill_at;         // In the current file; UINT64_MAX: written wholly. See wal_fill.
+    uint64_t fill_at;         // In the current file; UINT64_MAX: nothing is left. See wal_fill.
     uint64_t fill_free;       // The same of a free file, the one with this number.
     uint64_t fill_free_at;
     bool pool_is_dirty;       // The pool's renames are not known durable: sync the directory before reusing a file.

@@ -118,8 +118,8 @@ bool wal_is_short(const struct wal *w);  // Fewer than are to be in reserve.
 void wal_trim(struct wal *w);
 // A sync of blocks that were written before carries no metadata, which is worth a third of its time and most of what
 // three nodes on one disk wait for each other. So what a new file has ahead of the log is filled with zeros, a slice
-// with each call: the free file that is taken next and, if nothing else is going on (is_idle), first the current one,
-// whose next sync then carries the slice. *more: there is something left. RC_IO: the disk has failed (P6).
+// with each call: the free file that is taken next and, if nothing else is going on (is_idle; the slice is synced then),
+// first the current one. No batch may be composed. *more: there is something left. RC_IO: the disk has failed (P6).
 MUST_USE enum rc wal_fill(struct wal *w, bool is_idle, bool *more);
 // Any thread. While it is frugal no free file is made beyond the one that the log needs now: what room there is is for
 // those who free more with it.

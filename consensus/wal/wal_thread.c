@@ -40,7 +40,8 @@ enum {
     ROOM_RETRY_MS = 100,  // A batch without room for its file is tried again so often, and when a file is retired.
     MARK_AFTER_MS = 10,  // Quiet time after which the last batch gets a mark (README.md).
     FILL_EVERY_MS = 8,    // Between two slices of zeros (wal_fill): 32 MB/s, which a slow disk can bear.
-    FILL_BATCH_MAX = 64 << 10,  // Beside longer batches a sync is paid for by many, and the disk has enough to do.
+    FILL_BATCH_MAX = 32 << 10,  // Beside longer batches a sync is paid for by many, and the disk has enough to do;
+    FILL_SYNC_MAX_NS = 1000000,  // so it has where a sync takes longer.
 };
 
 struct retirement {
@@ -343,17 +344,21 @@ static bool has_input(struct wal_thread *t)
 
 static void fill(struct wal_thread *t, bool is_idle)
 {
+    // A disk that stands still under it is to look old (decision 7).
+    const uint64_t allowed = (uint64_t)WAL_FILL_BYTES * SLOW_DISK_NS_PER_BYTE;
+    atomic_store_explicit(&t->shared_batch_start_ns, clock_mono_ns(env_system_clock()) + allowed, memory_order_relaxed);
     const enum rc rc = wal_fill(t->wal, is_idle, &t->wants_fill);
     if (rc != RC_OK) {
         die(t, rc);
     }
+    atomic_store_explicit(&t->shared_batch_start_ns, 0, memory_order_relaxed);
     t->fill_ns = clock_mono_ns(env_system_clock());
 }
 
 // After a batch of so many bytes, while more of them come.
 static void fill_beside(struct wal_thread *t, uint64_t batch_bytes)
 {
-    if (t->wants_fill && batch_bytes <= FILL_BATCH_MAX &&
+    if (t->wants_fill && batch_bytes <= FILL_BATCH_MAX && t->pace.sync_ns <= FILL_SYNC_MAX_NS &&
         clock_mono_ns(env_system_clock()) - t->fill_ns >= FILL_EVERY_MS * 1000000ull) {
         fill(t, false);
     }

@@ -243,6 +243,11 @@ static void cut_file(struct file *f)
     if (fd < 0) {
         return;
     }
+    struct stat s;
+    if (fstat(fd, &s) != 0 || s.st_ino != f->ino || s.st_dev != f->dev) {
+        REAL(close)(fd);  // Another file under the name of one that was removed.
+        return;
+    }
     off_t size = -1;
     bool keeps_size = draw() % 2;
     for (struct undo *u = f->undo; u; u = u->next) {
@@ -252,7 +257,6 @@ static void cut_file(struct file *f)
         }
         size = u->old_size;
     }
-    struct stat s;
     if (!keeps_size && fstat(fd, &s) == 0 && size < s.st_size) {
         if (REAL(ftruncate)(fd, size) != 0) {
             _exit(99);

@@ -517,11 +517,13 @@ START_TEST(filling_leaves_no_place_unwritten_and_nothing_that_was_written_change
     uint64_t zeros = 0;
     for (int i = 0; i < 100 && at != UINT64_MAX; i++) {
         const uint64_t from = at;
-        ck_assert_int_eq(real->fill(f, from, SLICE, &at), RC_OK);
+        const uint64_t to = i < 2 ? 100 << 10 : UINT64_MAX;  // Not beyond what it is told at first.
+        ck_assert_int_eq(real->fill(f, from, to, SLICE, &at), RC_OK);
+        ck_assert(i > 1 || at == (i == 0 ? 68 << 10 : 100 << 10));
         zeros += at != UINT64_MAX;
     }
     ck_assert_uint_eq(at, UINT64_MAX);
-    ck_assert_uint_eq(zeros, 5 + 12);  // 296 KiB before the second page, 716 behind it.
+    ck_assert_uint_eq(zeros, 2 + 4 + 12);  // To 100 KiB, 200 before the second page, 716 behind it.
     ck_assert_int_eq(first_hole("a"), SIZE);
     for (uint64_t page_at = 0; page_at < SIZE; page_at += 4096) {
         uint8_t got[4096];

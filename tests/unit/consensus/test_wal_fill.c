@@ -8,11 +8,23 @@ static struct disk_file *filled;  // By the last call.
 static uint32_t calls;
 static uint32_t slices_left;      // Calls until a file has nothing left.
 static enum rc answer;
+static uint32_t syncs;
+static enum rc (*real_sync)(struct disk_file *f);
 
-static enum rc fill_test(struct disk_file *f, uint64_t from, uint64_t bytes, uint64_t *next)
+static enum rc sync_test(struct disk_file *f)
+{
+    syncs++;
+    return real_sync(f);
+}
+
+static enum rc fill_test(struct disk_file *f, uint64_t from, uint64_t to, uint64_t bytes, uint64_t *next)
 {
     filled = f;
     calls++;
+    if (fx.wal->file == f) {
+        ck_assert_uint_ge(from, fx.wal->offset);  // Never where a batch lies, whatever the file system says of holes.
+        ck_assert_uint_eq(to, fx.wal->limit);
+    }
     ck_assert_uint_eq(bytes, WAL_FILL_BYTES);
     *next = --slices_left == 0 ? UINT64_MAX : from + bytes;
     return answer;
@@ -23,12 +35,15 @@ static void setup(void)
     fixture_init(&fx, 1 << 20, 8);
     fx.config.reserve_files = 1;
     fx.config.disk->fill = fill_test;
+    real_sync = fx.config.disk->sync;
+    fx.config.disk->sync = sync_test;
     answer = RC_OK;
     filled = NULL;
     calls = 0;
     slices_left = 1000;
     open_wal(&fx);
     ck_assert(wal_top_up(fx.wal));
+    syncs = 0;
 }
 static void teardown(void)
 {
@@ -56,6 +71,7 @@ START_TEST(an_idle_log_fills_its_current_file_first_and_then_the_free_one)
     ck_assert_uint_eq(calls, 4);
     ck_assert(!fill(true));
     ck_assert_uint_eq(calls, 4);
+    ck_assert_uint_eq(syncs, 2);  // Each slice, but not the answers that nothing is left.
 }
 END_TEST
 
@@ -67,6 +83,7 @@ START_TEST(beside_a_load_only_the_free_file_is_filled_whose_zeros_no_batch_has_t
         ck_assert_ptr_ne(filled, fx.wal->file);
     }
     ck_assert_uint_eq(calls, 3);
+    ck_assert_uint_eq(syncs, 0);
 }
 END_TEST
 

@@ -251,9 +251,34 @@ static uint64_t cpu_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+// All of the log's files are written to their end: none has a hole left.
+static bool are_filled(off_t file_bytes)
+{
+    static const char *const names[] = {"wal-0000000000000001", "free-0000000000000000"};
+    bool is_filled = true;
+    for (int i = 0; i < 2; i++) {
+        char path[128];
+        snprintf(path, sizeof(path), "%s/wal/%s", dir, names[i]);
+        const int fd = open(path, O_RDONLY);
+        ck_assert_int_ge(fd, 0);
+        is_filled = lseek(fd, 0, SEEK_HOLE) == file_bytes && is_filled;
+        close(fd);
+    }
+    return is_filled;
+}
+
+static void wait_filled(off_t file_bytes)
+{
+    for (int i = 0; i < 2000 && !are_filled(file_bytes); i++) {
+        ck_assert_int_eq(poll(NULL, 0, 5), 0);
+    }
+    ck_assert(are_filled(file_bytes));
+}
+
 START_TEST(an_idle_thread_sleeps)
 {
     open_all(1 << 20);
+    wait_filled(1 << 20);  // That is work, and comes to an end.
     uint64_t before = cpu_ns();
     ck_assert_int_eq(poll(NULL, 0, 300), 0);  // Time is what is measured here.
     ck_assert_uint_lt(cpu_ns() - before, 5000000);
@@ -388,30 +413,11 @@ START_TEST(what_is_submitted_while_the_log_waits_for_room_makes_it_try_no_more_o
 }
 END_TEST
 
-// All of the log's files are written to their end: none has a hole left.
-static bool are_filled(void)
-{
-    static const char *const names[] = {"wal-0000000000000001", "free-0000000000000000"};
-    bool is_filled = true;
-    for (int i = 0; i < 2; i++) {
-        char path[128];
-        snprintf(path, sizeof(path), "%s/wal/%s", dir, names[i]);
-        const int fd = open(path, O_RDONLY);
-        ck_assert_int_ge(fd, 0);
-        is_filled = lseek(fd, 0, SEEK_HOLE) == 2 << 20 && is_filled;
-        close(fd);
-    }
-    return is_filled;
-}
-
 START_TEST(an_idle_thread_fills_what_lies_ahead_of_the_log)
 {
     open_all(2 << 20);
-    ck_assert(!are_filled());
-    for (int i = 0; i < 2000 && !are_filled(); i++) {
-        ck_assert_int_eq(poll(NULL, 0, 5), 0);
-    }
-    ck_assert(are_filled());
+    ck_assert(!are_filled(2 << 20));
+    wait_filled(2 << 20);
     close_all();
     open_all(2 << 20);  // The zeros are no torn tail and no damage.
     close_all();
