@@ -243,6 +243,9 @@ enum rc wal_fill(struct wal *w, bool is_idle, bool *more)
         w->fill_free_at = 0;
     }
     enum rc rc = RC_OK;
+    if (w->file_bytes != w->config.file_bytes) {
+        w->fill_at = UINT64_MAX;  // Of a size of its own for a large record: it is not used again.
+    }
     if (is_idle && w->file != NULL && w->fill_at != UINT64_MAX) {
         // Only where no batch and no region lies, whatever the file system takes for a hole.
         w->fill_at = w->fill_at > w->offset ? w->fill_at : w->offset;
