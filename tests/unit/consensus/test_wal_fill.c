@@ -109,6 +109,17 @@ START_TEST(each_file_that_comes_next_is_looked_at_and_each_that_is_begun)
 }
 END_TEST
 
+START_TEST(a_file_made_for_one_large_record_is_not_filled_for_it_is_not_used_again)
+{
+    write_one(&fx, 1, 1, 3 << 20);
+    ck_assert_uint_gt(fx.wal->file_bytes, fx.config.file_bytes);
+    slices_left = 1;
+    ck_assert(!fill(true));
+    ck_assert_ptr_ne(filled, fx.wal->file);
+    ck_assert_uint_eq(calls, 1);  // The free one.
+}
+END_TEST
+
 START_TEST(while_the_store_is_short_of_room_nothing_is_filled)
 {
     wal_set_frugal(fx.wal, true);
@@ -163,6 +174,7 @@ int main(void)
     tcase_add_test(t, an_idle_log_fills_its_current_file_first_and_then_the_free_one);
     tcase_add_test(t, beside_a_load_only_the_free_file_is_filled_whose_zeros_no_batch_has_to_sync);
     tcase_add_test(t, each_file_that_comes_next_is_looked_at_and_each_that_is_begun);
+    tcase_add_test(t, a_file_made_for_one_large_record_is_not_filled_for_it_is_not_used_again);
     tcase_add_test(t, while_the_store_is_short_of_room_nothing_is_filled);
     tcase_add_test(t, a_file_that_cannot_be_filled_is_given_up_and_nothing_has_failed);
     tcase_add_test(t, a_free_file_that_is_gone_is_given_up);
