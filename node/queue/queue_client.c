@@ -559,6 +559,9 @@ void queue_session_check(struct queue_session *s, uint64_t now)
     if (s->place.lane && queue_lane_is_sending(s->place.lane, s->link->group, s->id)) {
         s->asked_at = now;  // Nobody can have answered it yet; a net that stands still is another's business.
     }
+    if (s->server) {
+        s->asked_at = now;  // On this worker nothing gets lost. To attach anew would lay down once more what is in the log.
+    }
     if (queue_lanes_receives(&s->service->lanes, s->link->group, s->id)) {
         s->asked_at = now;  // The answer comes behind a large delivery. To attach anew would send that once more, for ever.
     }

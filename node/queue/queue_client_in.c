@@ -135,7 +135,7 @@ void queue_client_applied(struct queue_session *s, uint32_t attach, const uint64
 
 // ---- attached or not -----------------------------------------------------------------------------------------------
 
-void queue_client_attached(struct queue_session *s, uint32_t attach, const uint64_t seq[QUEUE_STREAMS],
+void queue_client_attached(struct queue_session *s, uint32_t attach, const uint64_t seq[QUEUE_STREAMS], uint32_t ahead,
                            const struct queue_seq_range *rejected, uint32_t rejected_count)
 {
     if (!is_current(s, attach) || s->state != SESSION_ATTACHING) {
@@ -146,10 +146,14 @@ void queue_client_attached(struct queue_session *s, uint32_t attach, const uint6
     s->is_pause_dirty = s->is_paused;
     s->link->leader_node = s->place.node;
     s->link->retry_ns = 0;
-    s->service->metrics.commands_resent += s->sent[QUEUE_STREAM_PUBLISH] - s->applied[QUEUE_STREAM_PUBLISH];
+    const uint64_t sent = s->sent[QUEUE_STREAM_PUBLISH];
     for (int i = 0; i < QUEUE_STREAMS; i++) {
         s->sent[i] = s->applied[i];
     }
+    // What the leader has need not be sent, were it only to find out that its disk is slow. It cannot have what we have not sent.
+    const uint64_t has = seq[QUEUE_STREAM_PUBLISH] + ahead;
+    s->sent[QUEUE_STREAM_PUBLISH] = has <= sent && has > s->sent[QUEUE_STREAM_PUBLISH] ? has : s->sent[QUEUE_STREAM_PUBLISH];
+    s->service->metrics.commands_resent += sent - s->sent[QUEUE_STREAM_PUBLISH];
     queue_client_applied(s, attach, seq, rejected, rejected_count);
     queue_session_mark(s);
 }
@@ -340,7 +344,7 @@ void queue_client_deliver(struct queue_session *s, uint32_t attach, uint32_t con
 // ---- from the wire -------------------------------------------------------------------------------------------------
 
 // APPLIED and ATTACHED: seqs and rejected ranges. The ranges are copied out: they need not be aligned.
-static bool read_applied(struct queue_service *q, struct reader *r, uint64_t seq[QUEUE_STREAMS],
+static bool read_applied(struct queue_service *q, struct reader *r, uint64_t seq[QUEUE_STREAMS], uint32_t *ahead,
                          const struct queue_seq_range **ranges, uint32_t *count)
 {
     const uint8_t *p = reader_take(r, sizeof(struct queue_applied_wire));
@@ -355,6 +359,7 @@ static bool read_applied(struct queue_service *q, struct reader *r, uint64_t seq
     }
     seq[QUEUE_STREAM_PUBLISH] = w.publish;
     seq[QUEUE_STREAM_CONTROL] = w.control;
+    *ahead = w.publish_ahead;
     q->ranges.len = 0;
     buf_span_bytes(&q->ranges, bytes);
     *ranges = (const void *)q->ranges.ptr;
@@ -378,8 +383,8 @@ static bool item_attached(struct queue_session *s, const struct queue_item *item
 {
     uint64_t seq[QUEUE_STREAMS];
     const struct queue_seq_range *ranges;
-    uint32_t count;
-    if (!read_applied(s->service, r, seq, &ranges, &count)) {
+    uint32_t count, ahead;
+    if (!read_applied(s->service, r, seq, &ahead, &ranges, &count)) {
         return false;
     }
     // The query's answer is taken before the seq that covers it.
@@ -387,7 +392,7 @@ static bool item_attached(struct queue_session *s, const struct queue_item *item
         !read_query(s, item->attach, r)) {
         return false;
     }
-    queue_client_attached(s, item->attach, seq, ranges, count);
+    queue_client_attached(s, item->attach, seq, ahead, ranges, count);
     return true;
 }
 
@@ -395,8 +400,8 @@ static bool item_applied(struct queue_session *s, const struct queue_item *item,
 {
     uint64_t seq[QUEUE_STREAMS];
     const struct queue_seq_range *ranges;
-    uint32_t count;
-    if (!read_applied(s->service, r, seq, &ranges, &count)) {
+    uint32_t count, ahead;
+    if (!read_applied(s->service, r, seq, &ahead, &ranges, &count)) {
         return false;
     }
     queue_client_applied(s, item->attach, seq, ranges, count);

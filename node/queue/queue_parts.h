@@ -134,7 +134,8 @@ struct queue_question {  // queue_info_get.
 };
 
 // Messages from the leader's side; `attach` guards all but ended. Any may call back.
-void queue_client_attached(struct queue_session *s, uint32_t attach, const uint64_t seq[QUEUE_STREAMS],
+// `ahead`: so many publishes behind seq[QUEUE_STREAM_PUBLISH] the leader has.
+void queue_client_attached(struct queue_session *s, uint32_t attach, const uint64_t seq[QUEUE_STREAMS], uint32_t ahead,
                            const struct queue_seq_range *rejected, uint32_t rejected_count);
 void queue_client_not_leader(struct queue_session *s, uint32_t attach, uint32_t from_node, uint32_t hint);
 void queue_client_refused(struct queue_session *s, uint32_t attach);

@@ -48,6 +48,11 @@ static void send_state(struct queue_server *v, enum queue_item_type type)
     size_t at = queue_lane_begin(lane, type, v->replica->group, v->id, v->attach);
     struct queue_applied_wire w = {
         .publish = s->seq[QUEUE_STREAM_PUBLISH], .control = s->seq[QUEUE_STREAM_CONTROL], .rejected_count = s->rejected_count};
+    if (type == QUEUE_ITEM_ATTACHED && v->accepted[QUEUE_STREAM_PUBLISH] > w.publish) {
+        // They are in the log, or held: what becomes of them this leader tells, or that it leads no more.
+        const uint64_t ahead = v->accepted[QUEUE_STREAM_PUBLISH] - w.publish;
+        w.publish_ahead = ahead < UINT32_MAX ? (uint32_t)ahead : UINT32_MAX;
+    }
     buf_bytes(&lane->out, &w, sizeof(w));
     buf_bytes(&lane->out, s->rejected, s->rejected_count * sizeof(*s->rejected));
     if (type == QUEUE_ITEM_ATTACHED && s->query_kind != 0) {
@@ -92,7 +97,7 @@ static void answer_attached(struct queue_server *v)
         queue_client_query(v->local, v->attach, &w);
     }
     v->local->server = v;
-    queue_client_attached(v->local, v->attach, s->seq, s->rejected, s->rejected_count);
+    queue_client_attached(v->local, v->attach, s->seq, 0, s->rejected, s->rejected_count);
 }
 
 static void answer_applied(struct queue_server *v)

@@ -50,7 +50,9 @@ struct queue_cursor_wire {
 struct queue_applied_wire {
     uint64_t publish, control;  // Last applied.
     uint32_t rejected_count;
-    uint32_t reserved;
+    // ATTACHED: so many publishes above `publish` the leader has taken already; they are not sent to it again. 0 from an older
+    // program, and else.
+    uint32_t publish_ahead;
 };
 struct queue_query_wire {
     uint64_t seq, number, ready;

@@ -252,6 +252,77 @@ START_TEST(a_large_publish_to_a_live_node_that_takes_no_parts_begins_anew_after_
 }
 END_TEST
 
+static struct queue_metrics metrics(uint32_t node)
+{
+    struct queue_metrics m;
+    queue_service_metrics(w->hosts[node].q, &m);
+    return m;
+}
+// A session asks again after two seconds, for an answer may be lost; what it asks about is 128 MiB, perhaps.
+START_TEST(what_a_leader_has_taken_and_cannot_commit_for_long_is_not_sent_again)
+{
+    join(&far[0], FAR);
+    rounds(w, 50);
+    w->slow_percent = 100;
+    publish(&far[0], LANE_BYTES_MAX);
+    publish(&far[0], 10);
+    rounds(w, 500);
+    const uint64_t last = w->last, before = attaches(FAR);
+    rounds(w, 6000);
+    ck_assert_uint_gt(attaches(FAR), before);
+    ck_assert_uint_eq(metrics(FAR).commands_resent, 0);
+    ck_assert_uint_eq(metrics(LEADER).commands_repeated, 0);
+    ck_assert_uint_eq(w->last, last);
+    publish(&far[0], 10);  // Others go on behind them.
+    w->slow_percent = 0;
+    rounds(w, 100);
+    ck_assert_uint_eq(far[0].settled, 3);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, LEADER))->ready_count, 3);
+}
+END_TEST
+
+// What was on its way when the connection broke is.
+START_TEST(what_a_leader_has_not_taken_is_sent_again_behind_what_it_has)
+{
+    join(&far[0], FAR);
+    rounds(w, 50);
+    w->slow_percent = 100;
+    publish(&far[0], LANE_BYTES_MAX);
+    rounds(w, 500);
+    w->frame_rounds[FAR][LEADER] = UINT32_MAX;
+    publish(&far[0], LANE_BYTES_MAX);
+    rounds(w, 50);
+    world_reset_wire(w, FAR, LEADER);
+    world_reset_wire(w, LEADER, FAR);
+    w->frame_rounds[FAR][LEADER] = 0;
+    rounds(w, 3000);
+    ck_assert_uint_eq(metrics(FAR).commands_resent, 2);  // Its second publish, for each direction that broke.
+    ck_assert_uint_eq(metrics(LEADER).commands_repeated, 0);
+    w->slow_percent = 0;
+    rounds(w, 100);
+    ck_assert_uint_eq(far[0].settled, 2);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, LEADER))->ready_count, 2);
+}
+END_TEST
+
+START_TEST(a_session_beside_its_leader_proposes_nothing_twice_however_long_the_disk_takes)
+{
+    join(&near, LEADER);
+    rounds(w, 50);
+    w->slow_percent = 100;
+    publish(&near, LANE_BYTES_MAX);
+    publish(&near, 10);
+    rounds(w, 10);
+    const uint64_t last = w->last;
+    rounds(w, 6000);
+    ck_assert_uint_eq(w->last, last);
+    w->slow_percent = 0;
+    rounds(w, 100);
+    ck_assert_uint_eq(near.settled, 2);
+    ck_assert_uint_eq(queue_replica_state(world_replica(w, LEADER))->ready_count, 2);
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("queue_slow_lane");
@@ -265,6 +336,9 @@ int main(void)
     tcase_add_test(t, large_publishes_of_many_sessions_lie_in_a_slow_lane_one_at_a_time_and_not_all_at_once);
     tcase_add_test(t, what_is_under_way_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute);
     tcase_add_test(t, a_large_publish_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute);
+    tcase_add_test(t, what_a_leader_has_taken_and_cannot_commit_for_long_is_not_sent_again);
+    tcase_add_test(t, what_a_leader_has_not_taken_is_sent_again_behind_what_it_has);
+    tcase_add_test(t, a_session_beside_its_leader_proposes_nothing_twice_however_long_the_disk_takes);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
     srunner_run_all(r, CK_ENV);
