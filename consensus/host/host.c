@@ -357,7 +357,7 @@ static void peers_run(struct host *h)
         if (p->fragment.group) {
             host_send_fragments(h, p);
         }
-        if (p->is_woken) {
+        if (p->is_woken || host_send_large_due(h, p)) {
             p->is_woken = false;
             host_send_unblock(h, p);
         }

@@ -81,6 +81,7 @@ struct blocked {
     struct group *group;
     struct peer *peer;
     struct blocked *next;  // Of the group.
+    uint64_t large;        // Index of an entry that goes in pieces and is not in memory: not read again before it is its turn.
 };
 
 enum group_flag {
@@ -197,6 +198,8 @@ struct peer {
     bool is_woken;         // There is room again.
     uint32_t feeds;        // Cold reads for it that are under way: at most HOST_FEEDS_MAX.
     struct list blocked;   // struct blocked.
+    uint32_t large_count;  // Those of them that wait for their turn to send an entry in pieces.
+    uint64_t large_group;  // Whose turn it was last.
     struct fragment_send fragment;
 
     struct inflow inflow[FRAME_WORKERS_MAX];  // By its worker.
@@ -353,6 +356,7 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
 void host_send_fragments(struct host *h, struct peer *p);
 void host_send_lost(struct host *h, struct peer *p);   // The lane was reset: forget what was on its way.
 void host_send_unblock(struct host *h, struct peer *p);
+bool host_send_large_due(struct host *h, struct peer *p);  // One that waits for its turn may have it.
 void host_send_group_gone(struct group *g);
 void host_send_unknown(struct host *h, uint32_t node, uint64_t group, uint64_t replica);
 // Appends `m` as field 1 of a batch.

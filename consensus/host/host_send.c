@@ -287,20 +287,31 @@ void host_send_unknown(struct host *h, uint32_t node, uint64_t group, uint64_t r
 
 // ---- blocked groups ------------------------------------------------------------------------------------------------
 
-static void block(struct group *g, struct peer *p)
+static struct blocked *blocked_find(const struct group *g, const struct peer *p)
+{
+    struct blocked *b = g->work ? g->work->blocked : NULL;
+    while (b && b->peer != p) {
+        b = b->next;
+    }
+    return b;
+}
+
+// `index` is what it has to send next. is_large: in pieces, and it would have to be read first. Else it waits for room.
+static void block(struct group *g, struct peer *p, uint64_t index, bool is_large)
 {
     struct group_work *w = group_work(g);
-    for (struct blocked *b = w->blocked; b; b = b->next) {
-        if (b->peer == p) {
-            return;
-        }
+    struct blocked *b = blocked_find(g, p);
+    if (b == NULL) {
+        b = mem_zalloc(sizeof(*b));
+        b->group = g;
+        b->peer = p;
+        b->next = w->blocked;
+        w->blocked = b;
+        list_add_tail(&p->blocked, &b->link);
     }
-    struct blocked *b = mem_alloc(sizeof(*b));
-    b->group = g;
-    b->peer = p;
-    b->next = w->blocked;
-    w->blocked = b;
-    list_add_tail(&p->blocked, &b->link);
+    const uint64_t large = is_large || b->large == index ? index : 0;
+    p->large_count += (uint32_t)(large != 0) - (uint32_t)(b->large != 0);
+    b->large = large;
 }
 
 static void unblock(struct blocked *b)
@@ -310,8 +321,26 @@ static void unblock(struct blocked *b)
         at = &(*at)->next;
     }
     *at = b->next;
+    b->peer->large_count -= b->large != 0;
     list_remove(&b->link);
     free(b);
+}
+
+// May the next one read what it sends in pieces? One at a time: what is read while another is being sent would be dropped, and
+// read again, and so on.
+static bool is_large_turn(struct host *h, const struct peer *p)
+{
+    if (p->fragment.group != NULL) {
+        return false;
+    }
+    const struct group *g = p->large_group != 0 ? map_get(&h->map, p->large_group) : NULL;
+    const bool is_reading = g != NULL && g->work != NULL && (g->work->feeding & 1ull << p->slot);
+    return !is_reading && (g == NULL || !(g->flags & GROUP_SEND));
+}
+
+bool host_send_large_due(struct host *h, struct peer *p)
+{
+    return p->large_count > 0 && is_large_turn(h, p) && host_send_room(h, p);
 }
 
 void host_send_unblock(struct host *h, struct peer *p)
@@ -320,10 +349,19 @@ void host_send_unblock(struct host *h, struct peer *p)
     struct list now;
     list_init(&now);
     list_splice(&now, &p->blocked);
-    (void)h;
+    bool is_turn = host_send_large_due(h, p);
     while (!list_is_empty(&now)) {
         struct blocked *b = list_entry(now.next, struct blocked, link);
         struct group *g = b->group;
+        if (b->large != 0 && !is_turn) {
+            list_remove(&b->link);
+            list_add_tail(&p->blocked, &b->link);
+            continue;
+        }
+        if (b->large != 0) {
+            is_turn = false;
+            p->large_group = g->id;
+        }
         unblock(b);
         group_ready(g, GROUP_SEND);
     }
@@ -387,8 +425,12 @@ static bool send_entries(struct group *g, struct peer *p, uint32_t i, struct con
         const enum rc rc = glog_ranges(g->log, m->index + 1, s->last, LIMIT_FRAME_BYTES - p->raw_bytes,
                                        p->iov + p->iov_count, HOST_FRAME_IOV - p->iov_count, &ranges,
                                        &m->count, m->runs, CONSENSUS_TERM_RUNS, &m->runs_count);
+        const struct blocked *waits = rc == RC_COLD ? blocked_find(g, p) : NULL;
+        if (waits != NULL && waits->large == m->index + 1) {
+            return false;  // It is not its turn yet.
+        }
         if (rc == RC_COLD && p->feeds >= HOST_FEEDS_MAX) {
-            block(g, p);  // More could not be sent in one window anyway.
+            block(g, p, m->index + 1, false);  // More could not be sent in one window anyway.
             return false;
         }
         if (rc == RC_COLD) {
@@ -409,7 +451,7 @@ static bool send_entries(struct group *g, struct peer *p, uint32_t i, struct con
         if (bytes > LIMIT_FRAME_BYTES) {
             assert(m->count == 1);
             if (p->fragment.group) {
-                block(g, p);
+                block(g, p, m->index + 1, false);
                 return false;
             }
             const struct iovec *first = &p->iov[p->iov_count];
@@ -444,7 +486,7 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
             return;
         }
         if (!host_send_room(h, p)) {
-            block(g, p);
+            block(g, p, s.msg.index + 1, false);
             return;
         }
         if (s.kind == SEND_SNAPSHOT) {
@@ -549,7 +591,7 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
     struct consensus_status st;
     g->ops->status(g->replica, &st);
     const uint32_t i = position_of(st.config, replica);
-    if (st.role != ROLE_LEADER || i == UINT32_MAX || !host_send_room(h, p)) {
+    if (st.role != ROLE_LEADER || i == UINT32_MAX) {
         return;
     }
     struct consensus_send s = {0};
@@ -562,12 +604,15 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
         return;
     }
     if (bytes > LIMIT_FRAME_BYTES) {
-        if (f->group) {
-            block(g, p);
+        if (f->group != NULL || (p->large_group != g->id && !is_large_turn(h, p))) {
+            block(g, p, s.msg.index + 1, true);
             return;
         }
         struct block *b = block_adopt(&r->bytes);
-        fragment_start(g, p, &s.msg, bytes, b, b->ptr);
+        fragment_start(g, p, &s.msg, bytes, b, b->ptr);  // Its pieces wait for room.
+        return;
+    }
+    if (!host_send_room(h, p)) {
         return;
     }
     if (p->raw_bytes + bytes > LIMIT_FRAME_BYTES || p->iov_count == HOST_FRAME_IOV) {
