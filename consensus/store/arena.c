@@ -342,6 +342,7 @@ void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
 {
     graves_clear(a, a->graves_before);
     const uint64_t budget = a->is_idle ? 0 : a->budget;
+    a->is_sparing = false;
     for (struct list *l = a->memory.next; l != &a->memory && a->bytes > budget;) {
         struct chunk *c = list_entry(l, struct chunk, link);
         l = l->next;
@@ -350,7 +351,9 @@ void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
         }
         // What others hold in memory anyway, or is about to be applied, is not worth reading from disk meanwhile.
         const bool is_held = c->block != NULL && (c->block->refs > 1 || keep(ctx, c->mem));
-        if (!is_held) {
+        if (!is_held && c->block != NULL && !c->is_spared) {
+            c->is_spared = a->is_sparing = true;
+        } else if (!is_held) {
             chunk_bury(a, c);
         }
     }

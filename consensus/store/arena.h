@@ -37,6 +37,7 @@ struct chunk {
     uint32_t refs;     // Records referred to from windows.
     uint32_t pieces_count;
     uint32_t pieces_cap;
+    bool is_spared;  // It was to leave memory a turn ago (arena_turn).
     bool is_pinned;  // Is the current chunk of a lane, or not wholly durable: must keep its memory and stay.
     uint8_t lane;    // enum arena_lane_id
     struct piece *pieces;
@@ -75,6 +76,7 @@ struct arena {
     struct list memory;     // struct chunk with memory, oldest first.
     struct arena_lane lanes[LANES];
     uint64_t budget;
+    bool is_sparing;       // Something leaves memory in the next turn: there should be one.
     bool is_idle;          // Nothing is written: what is durable needs no memory,
     bool is_trimmed;       // and what it left behind was given back to the system.
     uint64_t bytes;        // Memory of chunks.
@@ -132,8 +134,9 @@ void arena_range_durable(struct arena *a, const struct arena_range *r, uint64_t 
                          uint64_t file_offset);
 // Is the large record at `record` still to be applied? Then it is not worth reading from disk again in a moment.
 typedef bool arena_keep_fn(void *ctx, const uint8_t *record);
-// End of a turn: frees what was given back in the turn before, gives back what is over budget; once while idle, all that
-// the allocator holds free (mem_trim).
+// End of a turn: frees what was given back in the turn before, gives back what is over budget (large records a turn later: the
+// machine that was given one in this turn has it delivered before the next ends); once while idle, all that the allocator holds
+// free (mem_trim).
 void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx);
 // Does a large record that `keep` wants lie in WAL file `file_seq`?
 bool arena_keeps_file(const struct arena *a, uint64_t file_seq, arena_keep_fn *keep, void *ctx);

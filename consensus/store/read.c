@@ -72,7 +72,18 @@ void read_plan_end(struct read_plan *p)
     p->items = NULL;
 }
 
-static enum rc item_record(struct read_plan *p, const struct read_item *item, struct span *record)
+// RC_MORE: it is larger than `room`, and was not read for that.
+static enum rc item_find(struct cold *cold, struct cold_file f, uint64_t position, uint64_t room)
+{
+    uint64_t large = 0;
+    if (room == UINT64_MAX) {
+        return RC_OK;
+    }
+    TRY(cold_large_size(cold, f, position, &large));
+    return large > room ? RC_MORE : RC_OK;
+}
+
+static enum rc item_record(struct read_plan *p, const struct read_item *item, uint64_t room, struct span *record)
 {
     struct cold *cold = &p->worker->cold;
     struct record_disk r;
@@ -86,6 +97,7 @@ static enum rc item_record(struct read_plan *p, const struct read_item *item, st
         record->len = size;
         return RC_OK;
     case READ_WAL:
+        TRY(item_find(cold, (struct cold_file){.seq = item->seq}, position, room));
         return cold_record(cold, (struct cold_file){.seq = item->seq}, position, p->group, item->index, &r,
                            record);
     case READ_RUN: {
@@ -95,6 +107,7 @@ static enum rc item_record(struct read_plan *p, const struct read_item *item, st
             return rc == RC_NOT_FOUND ? RC_CORRUPT : rc;  // What is live in a run's span is in the run.
         }
         struct cold_file f = {.seq = run->segment->seq, .is_segment = true};
+        TRY(item_find(cold, f, position, room));
         TRY(cold_record(cold, f, position, p->group, item->index, &r, record));
         return r.term == run->term ? RC_OK : RC_CORRUPT;
     }
@@ -107,8 +120,13 @@ enum rc read_plan_execute(struct read_plan *p, size_t bytes_max, struct buf *to)
     enum rc rc = RC_OK;
     for (p->read_count = 0; p->read_count < p->items_count; p->read_count++) {
         struct span record;
-        rc = item_record(p, &p->items[p->read_count], &record);
+        if (to->len > 0 && to->len >= bytes_max) {
+            break;
+        }
+        // What has no room is not read for nothing: it may be 128 MiB.
+        rc = item_record(p, &p->items[p->read_count], to->len > 0 ? bytes_max - to->len : UINT64_MAX, &record);
         if (rc != RC_OK || (to->len > 0 && to->len + record.len > bytes_max)) {
+            rc = rc == RC_MORE ? RC_OK : rc;
             break;
         }
         if (!cold_take(&p->worker->cold, record, to)) {

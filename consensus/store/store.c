@@ -275,7 +275,7 @@ uint64_t store_worker_tidy(struct store_worker *w, uint64_t now_ns)
 {
     const uint64_t compact = compact_turn(w, now_ns);
     const uint64_t removal = removal_turn(w, now_ns);
-    return compact < removal ? compact : removal;
+    return w->arena.is_sparing ? now_ns : compact < removal ? compact : removal;
 }
 
 static bool has_any(const struct list *l)

@@ -124,7 +124,7 @@ enum rc store_worker_wal_done(struct store_worker *w, struct wal_submission *s, 
 void store_worker_file_closed(struct store_worker *w, uint64_t file_seq);
 // Merges half-dead and small segments: in slices, each synced, within a budget of bytes per second that
 // shrinks while the WAL's syncs suffer; and removes files in pieces, with rests while the WAL is busy. Call once a turn
-// behind store_worker_flush. Returns when it wants to be called again; UINT64_MAX: only when something else happens.
+// behind store_worker_flush. Returns when it wants both to be called again; UINT64_MAX: only when something else happens.
 uint64_t store_worker_tidy(struct store_worker *w, uint64_t now_ns);
 // There may be room again on a disk that was full: tries what waits for it. Call now and then while the disk
 // is short of room.
