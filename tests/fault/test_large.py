@@ -44,10 +44,6 @@ def huge(c, idle, leader, publish, consume):
     print(f"# published in {r['confirm_ms']['max']:.0f} ms, delivered after {r['delivery_ms']['max']:.0f} ms", flush=True)
     if publish != leader:
         w.above[publish] -= HUGE
-        # In one run of seven it has it once more, which is not explained yet: seen, printed, and to be mended.
-        if w.above[publish] > 128 * MB + HUGE:
-            print(f"# {publish} had the message a third time", flush=True)
-            w.above[publish] -= HUGE
     return wrong_with(r) + w.wrong(128 * MB + HUGE) + ([] if r["consumed"] == 1 else [f"it came {r['consumed']} times, redelivered {r['redelivered']}"])
 
 
