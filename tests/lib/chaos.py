@@ -215,6 +215,7 @@ class Churn(threading.Thread):
         self.cluster, self.node, self.rng = cluster, node, random.Random(f"{seed} {node}")
         self.alive = {}       # Name -> [messages confirmed, messages published], declared and not deleted since.
         self.deleted = set()  # Deleted, not declared since.
+        self.late = {}        # Publishes nothing was heard of to queues of whose end nothing was heard: they may still arrive.
         self.errors, self.done = [], 0
         self.over = threading.Event()
 
@@ -238,8 +239,10 @@ class Churn(threading.Thread):
         ch.confirm_delivery()
         if len(self.alive) >= self.MOST or (self.alive and self.rng.random() < 0.3):
             name = self.rng.choice(sorted(self.alive))
-            del self.alive[name]  # Unknown until it is answered.
+            low, high = self.alive.pop(name)  # Unknown until it is answered.
+            self.late[name] = high - low
             ch.queue_delete(name)
+            del self.late[name]
             self.deleted.add(name)
         else:
             name = f"churn-{self.node}-{self.rng.randrange(60)}"
@@ -249,7 +252,7 @@ class Churn(threading.Thread):
             ok = ch.queue_declare(name, durable=True, arguments=QUORUM)
             if was_deleted and ok.method.message_count: self.errors.append(f"{name} was deleted and comes back with {ok.method.message_count} messages")
             if not was_deleted and ok.method.message_count: return ch.close()  # One of whose end nothing was heard.
-            count = self.alive[name] = [0, 0]
+            count = self.alive[name] = [0, self.late.pop(name, 0)]
             for _ in range(self.rng.randrange(4)):
                 count[1] += 1
                 ch.basic_publish("", name, b"x" * self.rng.randrange(500))
