@@ -81,7 +81,7 @@ struct blocked {
     struct group *group;
     struct peer *peer;
     struct blocked *next;  // Of the group.
-    uint64_t large;        // Index of an entry that goes in pieces and is not in memory: not read again before it is its turn.
+    uint64_t large;        // Index of an entry that goes in pieces: not sent, nor read for it, before it is its turn.
 };
 
 enum group_flag {

@@ -334,13 +334,21 @@ static bool is_large_turn(struct host *h, const struct peer *p)
         return false;
     }
     const struct group *g = p->large_group != 0 ? map_get(&h->map, p->large_group) : NULL;
-    const bool is_reading = g != NULL && g->work != NULL && (g->work->feeding & 1ull << p->slot);
-    return !is_reading && (g == NULL || !(g->flags & GROUP_SEND));
+    if (g == NULL || group_is_gone(g)) {
+        return true;
+    }
+    const bool is_reading = g->work != NULL && (g->work->feeding & 1ull << p->slot);
+    return !is_reading && !(g->flags & GROUP_SEND);
+}
+
+static bool is_others_turn(struct host *h, const struct group *g, const struct peer *p)
+{
+    return p->fragment.group != NULL || (p->large_group != g->id && !is_large_turn(h, p));
 }
 
 bool host_send_large_due(struct host *h, struct peer *p)
 {
-    return p->large_count > 0 && is_large_turn(h, p) && host_send_room(h, p);
+    return p->large_count > 0 && is_large_turn(h, p) && p->feeds < HOST_FEEDS_MAX && host_send_room(h, p);
 }
 
 void host_send_unblock(struct host *h, struct peer *p)
@@ -374,6 +382,7 @@ static void fragment_end(struct peer *p)
     struct fragment_send *f = &p->fragment;
     struct group *g = f->group;
     f->group = NULL;
+    p->large_group = 0;  // The turn is over.
     host_release_later(g->host, f->block);  // The net reads it until it was flushed.
     f->block = NULL;
     p->is_woken = true;
@@ -430,7 +439,7 @@ static bool send_entries(struct group *g, struct peer *p, uint32_t i, struct con
             return false;  // It is not its turn yet.
         }
         if (rc == RC_COLD && p->feeds >= HOST_FEEDS_MAX) {
-            block(g, p, m->index + 1, false);  // More could not be sent in one window anyway.
+            block(g, p, m->index + 1, p->large_group == g->id);  // More could not be sent in one window anyway.
             return false;
         }
         if (rc == RC_COLD) {
@@ -450,8 +459,8 @@ static bool send_entries(struct group *g, struct peer *p, uint32_t i, struct con
         }
         if (bytes > LIMIT_FRAME_BYTES) {
             assert(m->count == 1);
-            if (p->fragment.group) {
-                block(g, p, m->index + 1, false);
+            if (is_others_turn(h, g, p)) {
+                block(g, p, m->index + 1, true);
                 return false;
             }
             const struct iovec *first = &p->iov[p->iov_count];
@@ -486,7 +495,7 @@ static void send_peer(struct group *g, struct peer *p, uint32_t i, bool is_news_
             return;
         }
         if (!host_send_room(h, p)) {
-            block(g, p, s.msg.index + 1, false);
+            block(g, p, s.msg.index + 1, p->large_group == g->id);
             return;
         }
         if (s.kind == SEND_SNAPSHOT) {
@@ -604,13 +613,19 @@ void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glo
         return;
     }
     if (bytes > LIMIT_FRAME_BYTES) {
-        if (f->group != NULL || (p->large_group != g->id && !is_large_turn(h, p))) {
+        if (!h->config.net->is_connected(h->config.net, p->node, LANE_LOG)) {
+            return;  // What it would hold until the node is back is read again then.
+        }
+        if (is_others_turn(h, g, p)) {
             block(g, p, s.msg.index + 1, true);
             return;
         }
         struct block *b = block_adopt(&r->bytes);
         fragment_start(g, p, &s.msg, bytes, b, b->ptr);  // Its pieces wait for room.
         return;
+    }
+    if (p->large_group == g->id) {
+        p->large_group = 0;  // It was a small one.
     }
     if (!host_send_room(h, p)) {
         return;
@@ -731,6 +746,9 @@ void host_send_fragments(struct host *h, struct peer *p)
                 group_timer_update(g);
             }
             h->metrics.entries_sent++;
+            if (p->large_count > 0) {
+                block(g, p, f->msg.index + 2, true);  // What follows it on disk waits behind the others.
+            }
             group_ready(g, GROUP_SEND);
             fragment_end(p);
         }

@@ -355,6 +355,8 @@ void arena_turn(struct arena *a, arena_keep_fn *keep, void *ctx)
             c->is_spared = a->is_sparing = true;
         } else if (!is_held) {
             chunk_bury(a, c);
+        } else {
+            c->is_spared = false;
         }
     }
     a->graves_before = a->graves_count;

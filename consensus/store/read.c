@@ -123,7 +123,7 @@ enum rc read_plan_execute(struct read_plan *p, size_t bytes_max, struct buf *to)
         if (to->len > 0 && to->len >= bytes_max) {
             break;
         }
-        // What has no room is not read for nothing: it may be 128 MiB.
+        // What has no room is not read for nothing if it is large (cold.h): it may be 128 MiB.
         rc = item_record(p, &p->items[p->read_count], to->len > 0 ? bytes_max - to->len : UINT64_MAX, &record);
         if (rc != RC_OK || (to->len > 0 && to->len + record.len > bytes_max)) {
             rc = rc == RC_MORE ? RC_OK : rc;

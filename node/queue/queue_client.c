@@ -4,7 +4,7 @@
 // Publishes and control commands are two sequences of pending commands, encoded once when handed in. A turn
 // moves joined settles, credits and questions into the control sequence and sends both from where this attach
 // left off: to a leader on this worker by a call that copies straight into the log, else as items on a lane.
-// Nothing leaves the pending list before it was applied, so a new attach only sets the marks back.
+// Nothing leaves the pending list before it was applied, so a new attach only sets the marks back, to what the leader has.
 //
 // Answers: queue_client_in.c. Where the leader is: queue_link.c.
 #include "node/queue/queue_parts.h"

@@ -23,7 +23,7 @@ enum {
     QUEUE_SETTLE_RANGES = 4096,            // In one command.
     QUEUE_DELETED_GROUPS = 4096,           // Deleted groups remembered, to answer sessions that come late.
 };
-#define QUEUE_ANSWER_TIMEOUT_NS 2000000000ull  // Commands unanswered: attach again.
+#define QUEUE_ANSWER_TIMEOUT_NS 2000000000ull  // Commands unanswered: attach again, but for a leader on this worker.
 // A live node takes no part of what is large: its lane begins anew. What its connection holds in front of the parts, our
 // output and two sockets' buffers, is less than 20 MiB: a line of 6 Mbit/s gets there in time, and one that takes nothing
 // at all is closed by the net long before.

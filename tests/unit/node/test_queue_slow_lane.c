@@ -281,8 +281,8 @@ START_TEST(what_a_leader_has_taken_and_cannot_commit_for_long_is_not_sent_again)
 }
 END_TEST
 
-// What was on its way when the connection broke is.
-START_TEST(what_a_leader_has_not_taken_is_sent_again_behind_what_it_has)
+// A leader forgets with the connection what it has taken.
+START_TEST(what_was_not_answered_when_the_connection_broke_is_sent_again_and_counts_once)
 {
     join(&far[0], FAR);
     rounds(w, 50);
@@ -296,7 +296,7 @@ START_TEST(what_a_leader_has_not_taken_is_sent_again_behind_what_it_has)
     world_reset_wire(w, LEADER, FAR);
     w->frame_rounds[FAR][LEADER] = 0;
     rounds(w, 3000);
-    ck_assert_uint_eq(metrics(FAR).commands_resent, 2);  // Its second publish, for each direction that broke.
+    ck_assert_uint_eq(metrics(FAR).commands_resent, 2);
     ck_assert_uint_eq(metrics(LEADER).commands_repeated, 0);
     w->slow_percent = 0;
     rounds(w, 100);
@@ -337,7 +337,7 @@ int main(void)
     tcase_add_test(t, what_is_under_way_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute);
     tcase_add_test(t, a_large_publish_to_a_live_node_that_takes_no_parts_begins_anew_after_half_a_minute);
     tcase_add_test(t, what_a_leader_has_taken_and_cannot_commit_for_long_is_not_sent_again);
-    tcase_add_test(t, what_a_leader_has_not_taken_is_sent_again_behind_what_it_has);
+    tcase_add_test(t, what_was_not_answered_when_the_connection_broke_is_sent_again_and_counts_once);
     tcase_add_test(t, a_session_beside_its_leader_proposes_nothing_twice_however_long_the_disk_takes);
     suite_add_tcase(s, t);
     SRunner *r = srunner_create(s);
