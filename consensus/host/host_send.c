@@ -296,7 +296,7 @@ static struct blocked *blocked_find(const struct group *g, const struct peer *p)
     return b;
 }
 
-// `index` is what it has to send next. is_large: in pieces, and it would have to be read first. Else it waits for room.
+// `index` is what it has to send next. is_large: it waits for its turn to send in pieces. Else for room.
 static void block(struct group *g, struct peer *p, uint64_t index, bool is_large)
 {
     struct group_work *w = group_work(g);
