@@ -151,7 +151,9 @@ void queue_link_failed(struct queue_link *l, uint32_t node, uint32_t hint)
     if (l->leader_node == node || l->leader_node == 0) {
         l->leader_node = hint;  // The node itself: leader, not ready yet.
     }
-    all_seek(l, node, true);
+    if (hint != node) {  // One that names itself leads, and is not ready for one of them: the others stay.
+        all_seek(l, node, true);
+    }
     if (!is_news || l->retry_ns > 0) {
         back_off(l);
         at += l->retry_ns;

@@ -66,6 +66,7 @@ struct world {
     struct list wires[NODES + 1][NODES + 1];
     uint32_t frame_rounds[NODES + 1][NODES + 1];  // A slow wire: one frame in so many rounds. 0: four in each.
     bool is_down[NODES + 1];
+    bool is_unproven;          // Read barriers fail: a majority is slow to answer, or the leader to apply.
     bool is_mute[NODES + 1];   // Does not say which parts it took (FRAME_SESSION_TAKEN).
     struct world_read reads[64];
     uint32_t reads_count, reads_most;  // At once.
@@ -132,8 +133,8 @@ void group_wake(struct group *g)
 // Proven at once where the node leads and has applied everything; a deposed leader cannot.
 void group_read_barrier(struct group *g, uint64_t timeout_ns, group_read_fn *done, void *ctx)
 {
-    const bool is_proven =
-        g->w->leader == g->host->node && g->is_leader && g->term == g->w->term && g->applied >= g->w->commit;
+    const bool is_proven = g->w->leader == g->host->node && g->is_leader && g->term == g->w->term &&
+                           g->applied >= g->w->commit && !g->w->is_unproven;
     done(ctx, is_proven ? RC_OK : RC_NOT_LEADER);
 }
 bool group_is_full(const struct group *g)

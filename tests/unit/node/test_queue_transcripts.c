@@ -437,6 +437,42 @@ START_TEST(a_dead_nodes_messages_return_at_once_and_a_silent_ones_after_the_time
 }
 END_TEST
 
+// A leader in doubt says for one session that it is not ready. Were the others to attach anew with it, each time, all that is being
+// read from disk for their consumers would be dropped and asked for again, every two milliseconds: the disk would be busy with that
+// alone, and the leader never apply what would end its doubt.
+START_TEST(a_session_in_doubt_does_not_make_the_others_of_its_queue_attach_anew)
+{
+    struct world *w = world_create(1, settings_plain());
+    struct answers a = {0}, b = {0};
+    struct queue_session *s = open_on(w, 4, &a), *other = open_on(w, 4, &b);
+    consume(s, 10);
+    rounds(w, 30);
+    w->frame_rounds[1][4] = UINT32_MAX;  // That it has ended is not heard.
+    queue_session_close(other);
+    rounds(w, 30);
+    w->frame_rounds[1][4] = 0;
+    w->is_unproven = true;
+    world_reset_wire(w, 1, 4);
+    world_reset_wire(w, 4, 1);
+    const uint64_t before = w->hosts[4].q->metrics.attaches;
+    rounds(w, 1000);
+    const uint64_t attaches = w->hosts[4].q->metrics.attaches - before;
+    ck_assert_uint_ge(attaches, 2 + 5);    // It comes again, for all that,
+    ck_assert_uint_le(attaches, 2 + 20);   // twice as late each time, at last every 100 ms.
+    publish(s, "m");
+    rounds(w, 30);
+    ck_assert_uint_eq(a.delivered, 1);
+    w->is_unproven = false;
+    rounds(w, 300);
+    const uint64_t then = w->hosts[4].q->metrics.attaches;
+    rounds(w, 300);
+    ck_assert_uint_eq(w->hosts[4].q->metrics.attaches, then);  // It knows that it has ended.
+    queue_session_close(s);
+    rounds(w, 30);
+    world_destroy(w);
+}
+END_TEST
+
 START_TEST(a_node_declared_down_that_lives_on_loses_its_consumers_and_opens_new_sessions)
 {
     struct world *w = world_create(1, settings_plain());
@@ -735,6 +771,7 @@ int main(void)
     tcase_add_test(t, a_command_of_an_earlier_attach_applied_under_a_new_one_stops_nothing);
     tcase_add_test(t, a_session_whose_open_is_applied_after_its_node_has_died_does_not_stay);
     tcase_add_loop_test(t, a_dead_nodes_messages_return_at_once_and_a_silent_ones_after_the_time_out, 0, 2);
+    tcase_add_test(t, a_session_in_doubt_does_not_make_the_others_of_its_queue_attach_anew);
     tcase_add_test(t, a_node_declared_down_that_lives_on_loses_its_consumers_and_opens_new_sessions);
     tcase_add_test(t, deleting_the_queue_ends_sessions_everywhere);
     tcase_add_loop_test(t, a_channel_that_closes_right_after_publishing_loses_nothing, 1, NODES + 1);
