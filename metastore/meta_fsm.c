@@ -92,6 +92,12 @@ static void publish(struct kv *kv)
     must(rc, "publish");
 }
 
+static void feed_ends(struct feed *f, const struct tree_meta *m)
+{
+    f->index = m->applied_index;
+    f->numbers = m->next_number;
+}
+
 static void run_apply(struct meta_job *j)
 {
     struct meta_fsm *f = j->f;
@@ -112,7 +118,7 @@ static void run_apply(struct meta_job *j)
         }
         j->has_events |= result.has_events;
     }
-    j->feed->index = f->tree.meta.applied_index;
+    feed_ends(j->feed, &f->tree.meta);
 }
 
 static void tell_all(struct meta_job *j, bool is_reset)
@@ -123,7 +129,7 @@ static void tell_all(struct meta_job *j, bool is_reset)
     j->feed->is_reset = is_reset;
     tree_walk(&f->tree, &j->feed->changes);
     must(f->tree.rc, "walk");
-    j->feed->index = f->tree.meta.applied_index;
+    feed_ends(j->feed, &f->tree.meta);
 }
 
 // The incoming store takes the place of the current one.

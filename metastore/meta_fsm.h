@@ -13,7 +13,8 @@
 // What one job has to tell the subscribers of all workers. Shared by them; the last one frees it.
 struct feed {
     _Atomic uint32_t shared_refs;
-    uint64_t index;  // Everything up to here has been told with it.
+    uint64_t index;    // Everything up to here has been told with it.
+    uint64_t numbers;  // metastore_numbers, then.
     bool is_load;    // The whole tree.
     bool is_reset;   // Before that: forget what was told.
     struct buf changes;

@@ -76,6 +76,7 @@ static void delivery_done(struct worker *w, struct delivery *d)
     }
     w->is_loaded |= f->is_load;
     w->seen = f->index > w->seen ? f->index : w->seen;
+    w->numbers = f->numbers > w->numbers ? f->numbers : w->numbers;
     delivery_free(d);
     list_each(l, &w->waiting)
     {
@@ -488,6 +489,11 @@ bool metastore_is_current(struct metastore *m, uint32_t worker)
 uint64_t metastore_seen(struct metastore *m, uint32_t worker)
 {
     return m->workers[worker].seen;
+}
+
+uint64_t metastore_numbers(struct metastore *m, uint32_t worker)
+{
+    return m->workers[worker].numbers;
 }
 
 bool metastore_is_damaged(const struct metastore *m)

@@ -101,6 +101,9 @@ void metastore_commit_heard(struct metastore *m, uint64_t commit);
 bool metastore_is_current(struct metastore *m, uint32_t worker);
 uint64_t metastore_seen(struct metastore *m,
                         uint32_t worker);  // Index up to which this worker has seen changes.
+// On that worker. Numbers below this one were given (meta_allocate_ids) in what this worker has seen: what has one of them and is
+// not here is gone for good. 0 before `loaded`.
+uint64_t metastore_numbers(struct metastore *m, uint32_t worker);
 
 // ---- changes ----------------------------------------------------------------------------------------------
 

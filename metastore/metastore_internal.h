@@ -35,7 +35,7 @@ struct worker {
     struct meta_subscriber subscriber;
     bool has_subscriber;
     bool is_loaded;
-    uint64_t seen;
+    uint64_t seen, numbers;
     struct list waiting;     // Answered requests whose index is not seen yet.
     struct list deliveries;  // What is told to the subscriber, oldest first.
 };

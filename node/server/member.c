@@ -488,17 +488,7 @@ static void on_peers_changed(void *ctx)
     worker_wake(((struct node *)ctx)->workers[0].worker);
 }
 
-struct newest {
-    uint32_t node_id;
-};
-
-static void look_for_newest(void *ctx, const struct broker_node *b)
-{
-    struct newest *x = ctx;
-    x->node_id = b->node_id > x->node_id ? b->node_id : x->node_id;
-}
-
-// A node with an id of ours and no record: it was forgotten, if ids above its own have been given (else its
+// A node with an id of ours and no record: it was forgotten, if its id was given in what we have seen (else its
 // record may only not have come here yet).
 static enum peer_refusal admit(void *ctx, const struct peer_hello *h, char *text)
 {
@@ -508,9 +498,7 @@ static enum peer_refusal admit(void *ctx, const struct peer_hello *h, char *text
         memcmp(h->cluster_id, n->identity.cluster_id, CLUSTER_ID_BYTES) != 0 || broker_node_by_id(b, h->node_id)) {
         return REFUSED_NONE;
     }
-    struct newest newest = {0};
-    broker_node_each(b, look_for_newest, &newest);
-    if (h->node_id > newest.node_id) {
+    if (h->node_id >= metastore_numbers(n->metastore, 0)) {
         return REFUSED_NONE;
     }
     snprintf(text, PEER_TEXT_MAX + 1,

@@ -24,6 +24,37 @@ START_TEST(a_new_store_is_told_only_once_a_majority_proves_what_exists)
 }
 END_TEST
 
+// Who has a number that was given, and no record, is gone for good; who has a higher one may only not be here yet.
+START_TEST(numbers_are_known_to_be_given_with_what_was_seen_of_them_and_after_a_restart)
+{
+    struct answer a = {.node = &w.node[1]};
+    struct meta_command c;
+    meta_command_init(&c);
+    const struct meta_path p = path_text("n");
+    meta_put(&c, &p, span_str("12345678"), META_IF_ABSENT, 0);
+    meta_allocate_ids(&c, 0, 3);
+    pump();
+    ck_assert_uint_eq(metastore_numbers(w.node[2].m, 1), META_NUMBER_FIRST);
+    metastore_submit(w.node[1].m, 0, &c, 10000, on_done, &a);
+    frames_pump();  // It is in the log and seen by nobody.
+    ck_assert_uint_eq(metastore_numbers(w.node[2].m, 1), META_NUMBER_FIRST);
+    pump();
+    ck_assert_int_eq(a.result.rc, RC_OK);
+    for (uint32_t id = 1; id <= NODES; id++) {
+        for (uint32_t k = 0; k < WORKERS; k++) {
+            ck_assert_uint_eq(metastore_numbers(w.node[id].m, k), META_NUMBER_FIRST + 3);
+        }
+    }
+    node_stop(3);
+    const struct store_group recovered = {.group = META_GROUP_ID};
+    node_start(3, NULL, &recovered);
+    ck_assert_uint_eq(metastore_numbers(w.node[3].m, 1), 0);
+    pass_ms(3000);
+    ck_assert_str_eq(w.node[3].told[1], "+n loaded ");
+    ck_assert_uint_eq(metastore_numbers(w.node[3].m, 1), META_NUMBER_FIRST + 3);
+}
+END_TEST
+
 static char *dir;
 
 static void restart_on_disk(uint32_t id)
@@ -385,6 +416,7 @@ int main(void)
     tcase_set_timeout(t, 60);
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_add_test(t, a_new_store_is_told_only_once_a_majority_proves_what_exists);
+    tcase_add_test(t, numbers_are_known_to_be_given_with_what_was_seen_of_them_and_after_a_restart);
     tcase_add_test(t, a_restarted_node_serves_what_it_has_without_a_majority);
     tcase_add_test(t, a_damaged_store_serves_nothing_until_it_is_rebuilt_and_proven);
     tcase_add_test(t, a_store_of_a_former_life_is_not_taken_over_by_a_new_replica);
