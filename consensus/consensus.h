@@ -179,6 +179,8 @@ struct consensus_status {
                          // replaced (law 2).
     uint32_t regressed_at;  // `regressed` by position in `config`: bit i.
     uint32_t regressed;  // Leader: peers found to have lost what they acknowledged; they count for nothing (law 2).
+    uint32_t level_at;   // Leader: bit i: position i of `config` holds what is committed, or was sent all there is. A transfer
+                         // to another stops proposals until it has caught up, for which there may be no time.
 };
 
 // ---- the engine ------------------------------------------------------------------------------------------------

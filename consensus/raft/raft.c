@@ -424,6 +424,15 @@ static void lost_memory(struct replica *r, uint64_t now_ns, struct consensus_out
 
 // ---- views -------------------------------------------------------------------------------------------------------
 
+static bool is_level(const struct replica *r, uint32_t at)
+{
+    if (at == r->lead->self) {
+        return false;
+    }
+    const struct peer *p = raft_peer(r, at);
+    return !p->is_regressed && (p->match >= r->commit || (p->state == PEER_REPLICATE && p->next > r->last));
+}
+
 static void raft_status(const struct replica *r, struct consensus_status *out)
 {
     const struct member *leader = config_find(r->config, leader_known(r));
@@ -447,6 +456,7 @@ static void raft_status(const struct replica *r, struct consensus_status *out)
         const bool is_regressed = i != r->lead->self && raft_peer(r, i)->is_regressed;
         out->regressed += is_regressed;
         out->regressed_at |= (uint32_t)is_regressed << i;
+        out->level_at |= (uint32_t)is_level(r, i) << i;
     }
 }
 

@@ -398,8 +398,9 @@ static void hand_over(struct change *c, struct group *g, const struct consensus_
 {
     struct broker *b = c->broker;
     for (uint32_t i = 0; i < s->config->count; i++) {
-        const struct member *m = &s->config->members[(c->queue->pub.target->group + i) % s->config->count];
-        if (m->is_voter && m->node_id != b->config.node_id && is_up(b, m->node_id) &&
+        const uint32_t at = (uint32_t)((c->queue->pub.target->group + i) % s->config->count);
+        const struct member *m = &s->config->members[at];
+        if (m->is_voter && m->node_id != b->config.node_id && is_up(b, m->node_id) && s->level_at >> at & 1 &&
             group_transfer(g, m->node_id) == RC_OK) {
             break;
         }

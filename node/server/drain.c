@@ -32,23 +32,33 @@ struct handover {
     uint32_t asked;
 };
 
-// The voters in turn, so that not one node gets everything. One in maintenance mode is better than none, but
-// only for a node that stops. 0: there is nobody.
-static uint32_t choose_leader(const struct handover *h, uint64_t group, const struct config *c)
+// The voters in turn, so that not one node gets everything. Not one that is behind: proposals stop while it catches up, which may
+// take longer than a transfer, and the next one would stop them again. One in maintenance mode is better than none, but only
+// for a node that stops. 0: there is nobody. `is_later`: there will be, when it has caught up.
+static uint32_t choose_leader(const struct handover *h, uint64_t group, const struct consensus_status *s, bool *is_later)
 {
     uint32_t second = 0;
-    for (uint32_t i = 0; i < c->count; i++) {
-        const struct member *m = &c->members[(group + i) % c->count];
+    *is_later = false;
+    for (uint32_t i = 0; i < s->config->count; i++) {
+        const uint32_t at = (uint32_t)((group + i) % s->config->count);
+        const struct member *m = &s->config->members[at];
         if (!m->is_voter || m->node_id == h->node_id || !host_node_is_alive(h->host, m->node_id)) {
             continue;
         }
         const struct broker_node *n = broker_node_by_id(h->broker, m->node_id);
-        if (n && !n->is_draining) {
-            return m->node_id;
+        const bool is_draining = !n || n->is_draining;
+        if (is_draining && h->is_maintenance) {
+            continue;
         }
-        second = m->node_id;
+        if (!(s->level_at >> at & 1)) {
+            *is_later = true;
+        } else if (!is_draining) {
+            return m->node_id;
+        } else {
+            second = m->node_id;
+        }
     }
-    return h->is_maintenance ? 0 : second;
+    return second;
 }
 
 static void hand_over(void *ctx, struct group *g)
@@ -56,12 +66,13 @@ static void hand_over(void *ctx, struct group *g)
     struct handover *h = ctx;
     struct consensus_status s;
     group_status(g, &s);
-    const uint32_t to = s.role == ROLE_LEADER ? choose_leader(h, group_id(g), s.config) : 0;
-    if (to == 0) {
+    if (s.role != ROLE_LEADER) {
         return;
     }
-    h->left++;
-    if (h->asked < TRANSFERS_PER_ROUND) {
+    bool is_later;
+    const uint32_t to = choose_leader(h, group_id(g), &s, &is_later);
+    h->left += to != 0 || is_later;
+    if (to != 0 && h->asked < TRANSFERS_PER_ROUND) {
         h->asked++;
         // Busy: on its way. Other refusals: asked again in a moment.
         (void)!group_transfer(g, to);

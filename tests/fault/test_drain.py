@@ -4,8 +4,10 @@ import os, sys, time
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../lib"))
 from warren import *
+from load import Load
 
 tap = Tap()
+SLOW = 10 if "WARREN_SANITIZED" in os.environ else 1
 QUEUES = [f"drain-{i}" for i in range(12)]
 
 
@@ -94,6 +96,36 @@ with Cluster() as c:
     k.stop()
     wrong = check_deliveries(k.got, p.confirmed, p.next)
     tap.ok(not wrong, "and is there, in order", *wrong)
+
+# A follower that is filled again is no successor yet: publishing would stop until it is level.
+with Cluster() as c:
+    names = [f"far-{i}" for i in range(6)]  # Each of the two others is the first choice for some.
+    for q in names:
+        c.declare("n1", q)
+        c.lead(q, "n1")
+    c.do("kill", "n3")
+    for q in names:
+        Load(publish_port=c.port("n1"), queue=q, size=100000, consumers=0, count=1000, no_declare=True).result()
+    publishers = [Publisher(c, "n2", q, rate=100) for q in names]
+    for p in publishers:
+        p.start()
+    for p in publishers:
+        p.ready.wait(10)
+    until(lambda: all(len(p.confirmed) > 50 for p in publishers))
+    c.do("start", "n3")
+    until(lambda: "n3@localhost" in c.json("n1", "cluster_status")["running_nodes"])
+    began = time.monotonic()
+    r = c.ctl("n1", "drain", check=False)
+    took = time.monotonic() - began
+    led = leaders(c, "n2")
+    done = [len(p.confirmed) for p in publishers]
+    until(lambda: all(len(p.confirmed) > n + 10 for p, n in zip(publishers, done)))
+    gaps = [p.longest_gap(began) for p in publishers]
+    tap.ok(r.returncode == 0 and took < 1.5 * SLOW and "n1" not in led.values() and max(gaps) < 0.25 * SLOW and not any(p.error for p in publishers),
+           f"while a third node is filled again, the other one gets the leads at once: drained in {took:.2f} s, publishers waited {max(gaps) * 1000:.0f} ms at most",
+           led, gaps)
+    for p in publishers:
+        p.stop()
 
 with Cluster(nodes=1) as c:
     c.declare("n1", "alone")

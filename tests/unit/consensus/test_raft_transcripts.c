@@ -354,7 +354,7 @@ static void expect_node(void)
 {
     static const char *const known[] = {"role", "deadline", "term", "leader", "last", "commit", "durable", "applied",
                                         "epoch", "vote", "disk-term", "disk-vote", "members", "voters", "config",
-                                        "ready", "regressed", "not-before", "reads", "reads-failed", "read-index"};
+                                        "ready", "regressed", "level", "not-before", "reads", "reads-failed", "read-index"};
     for (int i = 2; i < words_count; i++) {
         bool is_known = false;
         for (size_t k = 0; k < sizeof(known) / sizeof(known[0]); k++) {
@@ -386,7 +386,7 @@ static void expect_node(void)
     same("durable", st.durable), same("applied", st.applied), same("epoch", st.log_epoch);
     same("vote", n->hard.vote), same("disk-term", n->disk_hard.term), same("disk-vote", n->disk_hard.vote);
     same("members", st.config->count), same("voters", config_voters(st.config)), same("config", st.config->index);
-    same("ready", st.is_ready), same("regressed", st.regressed);
+    same("ready", st.is_ready), same("regressed", st.regressed), same("level", st.level_at);
     same("reads", n->reads_done), same("reads-failed", n->reads_failed), same("read-index", n->read_index);
 }
 

@@ -16,10 +16,10 @@ static struct world {
     // The group of the queue under test.
     bool has_group, is_leader, is_level, is_slow;  // Level: learners may be promoted. Slow: nothing commits.
     struct config config;
-    uint32_t regressed_at;  // Of the leader's peers, by position.
+    uint32_t regressed_at, behind_at;  // Of the leader's peers, by position.
     bool is_amnesiac;       // The replica here.
     uint64_t term;
-    uint32_t transfers, changes;
+    uint32_t transfers, transferred_to, changes;
     // Replicas on this node.
     uint32_t started, deleted, left;
     uint64_t started_id;
@@ -128,6 +128,7 @@ void group_status(const struct group *g, struct consensus_status *out)
                                      .is_amnesiac = world.is_amnesiac,
                                      .regressed = world.regressed_at != 0,
                                      .regressed_at = world.regressed_at,
+                                     .level_at = ~world.behind_at,
                                      .commit = world.is_slow ? world.config.index - 1 : world.config.index,
                                      .config = &world.config};
 }
@@ -175,7 +176,7 @@ enum rc group_change_members(struct group *g, const struct member_change *m)
 enum rc group_transfer(struct group *g, uint32_t node_id)
 {
     (void)g;
-    (void)node_id;
+    world.transferred_to = node_id;
     world.transfers++;
     return RC_OK;
 }

@@ -244,6 +244,28 @@ START_TEST(a_leader_that_is_to_leave_hands_over_first)
 }
 END_TEST
 
+// A transfer stops proposals until its target has caught up.
+START_TEST(a_leader_that_is_to_leave_hands_over_to_one_that_is_not_behind)
+{
+    for (uint32_t behind = 1; behind <= 2; behind++) {
+        begin(3);
+        world.behind_at = 1 << 1 | 1 << 2;
+        ask_for(true, A, MEMBER_PROMOTABLE);
+        pass(50);
+        ck_assert_int_eq(answered, RC_NOT_LEADER);
+        ck_assert_uint_eq(world.transfers, 0);
+        world.behind_at = 1u << behind;
+        ask_for(true, A, MEMBER_PROMOTABLE);
+        pass(50);
+        ck_assert_int_eq(answered, RC_NOT_LEADER);
+        ck_assert_uint_eq(world.transfers, 1);
+        ck_assert_uint_eq(world.transferred_to, behind == 1 ? C : B);
+        teardown();
+        setup();
+    }
+}
+END_TEST
+
 START_TEST(a_node_that_the_record_names_no_more_deletes_its_replica_and_makes_another_when_it_is_named_again)
 {
     begin(3);
@@ -379,6 +401,7 @@ int main(void)
     tcase_add_test(t, the_last_voter_stays_beside_a_learner);
     tcase_add_test(t, a_removal_that_would_leave_no_majority_is_refused);
     tcase_add_test(t, a_leader_that_is_to_leave_hands_over_first);
+    tcase_add_test(t, a_leader_that_is_to_leave_hands_over_to_one_that_is_not_behind);
     tcase_add_test(
         t, a_node_that_the_record_names_no_more_deletes_its_replica_and_makes_another_when_it_is_named_again);
     tcase_add_test(t, members_are_added_up_to_the_target_where_it_is_wanted);
