@@ -357,6 +357,7 @@ void host_send_fragments(struct host *h, struct peer *p);
 void host_send_lost(struct host *h, struct peer *p);   // The lane was reset: forget what was on its way.
 void host_send_unblock(struct host *h, struct peer *p);
 bool host_send_large_due(struct host *h, struct peer *p);  // One that waits for its turn may have it.
+void host_send_down(struct group *g, struct peer *p);  // After the engine was told that the node is down.
 void host_send_group_gone(struct group *g);
 void host_send_unknown(struct host *h, uint32_t node, uint64_t group, uint64_t replica);
 // Appends `m` as field 1 of a batch.

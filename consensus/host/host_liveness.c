@@ -105,6 +105,9 @@ static void tell(struct host *h, struct peer *p, struct group *g)
         g->ops->node_alive(g->replica, p->node, p->walk == WALK_UP, host_now(h), &out);
     }
     group_execute(g, &out, span_of(NULL, 0), 0);
+    if (p->walk == WALK_DOWN) {
+        host_send_down(g, p);
+    }
 }
 
 static bool is_marker(struct host *h, const struct list *l)

@@ -775,6 +775,14 @@ void host_send_lost(struct host *h, struct peer *p)
     p->is_woken = true;
 }
 
+// It may stay away for days: nothing is held in memory for it. The engine sends anew when it is back.
+void host_send_down(struct group *g, struct peer *p)
+{
+    if (p->fragment.group == g) {
+        fragment_end(p);
+    }
+}
+
 void host_send_group_gone(struct group *g)
 {
     struct host *h = g->host;
