@@ -132,46 +132,6 @@ START_TEST(groups_that_are_behind_on_one_node_are_fed_from_disk_a_window_at_a_ti
 }
 END_TEST
 
-// What is read for one while another's is being sent cannot go and is dropped: it must not be read over and over meanwhile.
-START_TEST(groups_that_lack_large_entries_on_one_node_have_each_read_from_disk_about_once)
-{
-    enum { GROUPS = 8, LARGE = 3 << 20 };
-    for (uint32_t i = 0; i < GROUPS; i++) {
-        s->groups[i].id = 100 + i;
-        if (i >= 3) {
-            map_init_u64(&s->groups[i].leaders);
-        }
-        s->groups[i].initial.count = 3;
-        for (uint32_t k = 0; k < 3; k++) {
-            s->groups[i].initial.members[k] = (struct member){.replica_id = i * 10 + k + 1, .node_id = k + 1, .is_voter = true};
-        }
-    }
-    s->groups_count = GROUPS;
-    s->memtable_bytes = 256 << 10;
-    s->wal_file_bytes = 256 << 20;  // No file is retired: the logs are whole, and nobody needs a snapshot.
-    start();
-    crash(3);
-    for (uint32_t slot = 0; slot < GROUPS; slot++) {
-        ck_assert_int_eq(propose(1, slot, LARGE), RC_OK);
-        run_ms(500);
-        ck_assert_int_eq(propose(1, slot, 10), RC_OK);
-        run_ms(100);
-        ck_assert_uint_eq(machine(1, slot)->entries, 2);
-    }
-    const uint64_t before = metrics(1).cold_reads;
-    restart(3);
-    run_ms(20000);
-    for (uint32_t slot = 0; slot < GROUPS; slot++) {
-        ck_assert_uint_eq(machine(3, slot)->entries, 2);
-        ck_assert_uint_eq(machine(3, slot)->bytes, LARGE + 10);
-    }
-    const uint64_t reads = metrics(1).cold_reads - before;
-    // Once to find out that it is large, once when it is its turn, and what is behind it.
-    ck_assert_uint_ge(reads, GROUPS);
-    ck_assert_uint_le(reads, 3 * GROUPS);
-}
-END_TEST
-
 // The new replica's id is known (the queue's record says it), the end of the one before it did not reach the disk.
 START_TEST(a_replica_does_not_take_over_what_another_left_on_its_node)
 {
@@ -321,7 +281,6 @@ int main(void)
     tcase_add_test(t, a_replica_that_takes_the_place_of_another_gets_the_snapshot);
     tcase_add_test(t, a_slow_learner_holds_the_leaders_log_up_to_a_bound);
     tcase_add_test(t, groups_that_are_behind_on_one_node_are_fed_from_disk_a_window_at_a_time);
-    tcase_add_test(t, groups_that_lack_large_entries_on_one_node_have_each_read_from_disk_about_once);
     tcase_add_test(t, a_replica_does_not_take_over_what_another_left_on_its_node);
     tcase_add_test(t, a_record_that_is_behind_gets_nothing_and_deletes_nothing);
     tcase_add_test(t, groups_that_were_deleted_leave_nothing_in_memory);

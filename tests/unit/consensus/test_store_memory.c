@@ -378,6 +378,37 @@ START_TEST(a_large_record_stays_in_memory_until_its_machine_was_given_it_and_one
 }
 END_TEST
 
+// What it was kept for came in between: the turn of grace begins anew.
+START_TEST(a_large_record_that_was_held_meanwhile_stays_a_turn_longer_again)
+{
+    fixture_deinit(&fx);
+    fixture_init(&fx, 1, 1 << 20, 8 << 20);
+    struct store_worker *w = fx.workers[0];
+    w->hooks.applied = handed_of;
+    handed = 1;
+    append(&fx, 1, 1, 3 << 20);
+    struct entry e;
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    flush(&fx);
+    settle(&fx);
+    for (int i = 0; i < 2 && store_worker_tidy(w, 1000) > 1000; i++) {
+        flush(&fx);
+    }
+    ck_assert_uint_eq(store_worker_tidy(w, 1000), 1000);  // This is the turn it is left.
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    struct block *b = block_find(e.payload.ptr);
+    ck_assert_ptr_nonnull(b);
+    block_hold(b);
+    flush(&fx);
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    block_release(b);
+    flush(&fx);
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_OK);
+    flush(&fx);
+    ck_assert_int_eq(glog_get(log_of(&fx, 1), 1, &e), RC_COLD);
+}
+END_TEST
+
 static enum rc (*disk_read)(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got);
 static uint64_t bytes_asked;
 static enum rc counting_read(struct disk_file *f, uint64_t offset, void *to, size_t len, size_t *got)
@@ -704,6 +735,7 @@ int main(void)
     tcase_add_test(t, records_larger_than_a_chunk_and_than_a_wal_file_go_through);
     tcase_add_test(t, a_large_received_record_is_shared_with_the_block_it_came_in);
     tcase_add_test(t, a_large_record_stays_in_memory_until_its_machine_was_given_it_and_one_turn_longer);
+    tcase_add_test(t, a_large_record_that_was_held_meanwhile_stays_a_turn_longer_again);
     tcase_add_test(t, a_cold_read_does_not_read_a_large_record_for_which_it_has_no_room);
     tcase_add_test(t, a_disposable_source_is_given_back_while_it_is_laid_down);
     tcase_add_test(t, a_large_body_with_room_around_it_becomes_the_record_in_place);
