@@ -242,6 +242,8 @@ struct consensus_ops {
     void (*node_alive)(struct replica *r, uint32_t node_id, bool is_alive, uint64_t now_ns, struct consensus_out *out);
     // The link to a node was reset: what was in flight may be lost.
     void (*link_reset)(struct replica *r, uint32_t node_id, uint64_t now_ns, struct consensus_out *out);
+    // The node of `replica_id` said that it has no such replica (any more, or not yet). May be NULL.
+    void (*replica_unknown)(struct replica *r, uint64_t replica_id, uint64_t now_ns, struct consensus_out *out);
     // Leader: the snapshot transfer to `replica_id` ended (ok: it said that all up to `index` is
     // installed). Follower, with its own id and !is_ok: the installation told by snapshot_started was given up.
     void (*snapshot_ended)(struct replica *r, uint64_t replica_id, bool is_ok, uint64_t index, uint64_t now_ns,

@@ -372,6 +372,12 @@ static void on_unknown_group(struct host *h, uint32_t node, const struct frame *
         return;
     }
     host_retry_add(g, node, u->replica, false);
+    if (g->ops->replica_unknown != NULL) {
+        struct consensus_out out;
+        consensus_out_reset(&out);
+        g->ops->replica_unknown(g->replica, u->replica, host_now(h), &out);
+        group_execute(g, &out, span_of(NULL, 0), 0);
+    }
 }
 
 void host_receive(struct host *h, uint32_t node, enum net_lane lane, const struct frame *f)

@@ -236,7 +236,7 @@ static bool is_held_by_leader(const struct replica *r, const struct consensus_ms
     return !m->is_transfer && raft_leader_is_live(r) && m->from != r->leader && m->index_term <= r->hard.term;
 }
 
-// P4: nothing of ours changes here, whatever the answer.
+// P4: neither term nor vote nor log change here, whatever the answer.
 void raft_prevote(struct replica *r, const struct consensus_msg *m, struct consensus_out *out)
 {
     bool is_granted = !r->is_amnesiac && m->term > r->hard.term && !is_held_by_leader(r, m) && is_up_to_date(r, m);
@@ -245,6 +245,10 @@ void raft_prevote(struct replica *r, const struct consensus_msg *m, struct conse
     int at = raft_member_at(r, m->from);
     if (r->role == ROLE_LEADER && at >= 0 && m->from != r->id) {
         raft_peer(r, (uint32_t)at)->is_poked = true;  // It does not know that we lead: say so.
+    } else if (m->term > r->hard.term && !r->is_amnesiac && is_held_by_leader(r, m)) {
+        raft_message(r, out, MSG_PREVOTE, r->leader);  // Does it still lead? Asks for nothing, for the term is its own.
+    } else if (m->term > r->hard.term && m->from == r->leader && !is_granted) {
+        r->is_suspected = true;  // Who leads does not ask. What we have it lacks, so somebody else must.
     }
 }
 

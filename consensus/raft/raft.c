@@ -167,6 +167,8 @@ static void timeout_now(struct replica *r, const struct consensus_msg *m, uint64
 {
     if (m->term == r->hard.term && r->role != ROLE_LEADER) {
         raft_campaign(r, true, now_ns, out);
+    } else if (m->term < r->hard.term) {
+        raft_message(r, out, MSG_PREVOTE_REPLY, m->from)->is_rejected = true;  // One that left, and has not heard of the term.
     }
 }
 
@@ -296,6 +298,16 @@ static void raft_link_reset(struct replica *r, uint32_t node_id, uint64_t now_ns
         if (raft_peer(r, i)->state != PEER_SNAPSHOT) {  // Else snapshot_ended comes in any case.
             raft_peer_probe(r, i);
         }
+    }
+    raft_end(r, &was, now_ns, out);
+}
+
+// A leader that is not there any more leads no more; a restarted one does so in another term.
+static void raft_replica_unknown(struct replica *r, uint64_t replica_id, uint64_t now_ns, struct consensus_out *out)
+{
+    struct step_start was = raft_begin(r, out);
+    if (r->role != ROLE_LEADER && r->leader == replica_id) {
+        r->is_suspected = true;
     }
     raft_end(r, &was, now_ns, out);
 }
@@ -543,6 +555,7 @@ const struct consensus_ops raft_ops = {
     .timeout = raft_timeout,
     .node_alive = raft_node_alive,
     .link_reset = raft_link_reset,
+    .replica_unknown = raft_replica_unknown,
     .snapshot_ended = raft_snapshot_ended,
     .next_send = raft_next_send,
     .sent = raft_sent,

@@ -124,7 +124,7 @@ struct replica {
     uint8_t campaigns;      // Since a leader was last known.
     bool is_amnesiac;
     bool is_installing;     // A snapshot is being received.
-    bool is_suspected;      // Leader's node was not alive since its last message.
+    bool is_suspected;      // Leader's node was not alive since its last message, or has it no more, or it leads no more.
     uint8_t hand_over;      // enum hand_over.
     uint8_t founders;       // Members there is room for in first_config.
     uint64_t first_config[];  // struct config, cut: the one it began with. Unused after a change of members.

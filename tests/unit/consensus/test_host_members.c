@@ -34,6 +34,27 @@ START_TEST(a_replica_that_takes_the_place_of_another_gets_the_snapshot)
 }
 END_TEST
 
+// Node 1 lives and says nothing; 3 holds it for its leader. 2 comes back and asks 3, which asks node 1 in turn.
+START_TEST(a_leader_that_is_gone_from_a_living_node_does_not_keep_the_others_from_electing)
+{
+    start();
+    ck_assert_int_eq(propose(1, 0, 100), RC_OK);
+    run_ms(300);
+    sim_node_drop_group(&s->nodes[0], 0);
+    run_ms(100);
+    crash(2);
+    run_ms(100);
+    restart(2);
+    run_ms(5000);
+    const uint32_t next = status(2, 0).role == ROLE_LEADER ? 2 : 3;
+    ck_assert_int_eq(status(next, 0).role, ROLE_LEADER);
+    ck_assert_int_eq(propose(next, 0, 100), RC_OK);
+    run_ms(1000);
+    ck_assert_uint_eq(machine(2, 0)->entries, 2);
+    ck_assert_uint_eq(machine(3, 0)->entries, 2);
+}
+END_TEST
+
 static void cold_goes_on(struct sim_node *n)
 {
     n->cold.is_busy = false;
@@ -279,6 +300,7 @@ int main(void)
     tcase_add_checked_fixture(t, setup, teardown);
     tcase_set_timeout(t, 60);
     tcase_add_test(t, a_replica_that_takes_the_place_of_another_gets_the_snapshot);
+    tcase_add_test(t, a_leader_that_is_gone_from_a_living_node_does_not_keep_the_others_from_electing);
     tcase_add_test(t, a_slow_learner_holds_the_leaders_log_up_to_a_bound);
     tcase_add_test(t, groups_that_are_behind_on_one_node_are_fed_from_disk_a_window_at_a_time);
     tcase_add_test(t, a_replica_does_not_take_over_what_another_left_on_its_node);

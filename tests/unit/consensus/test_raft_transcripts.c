@@ -318,6 +318,12 @@ static void request(void (*call)(struct replica *r, struct consensus_out *out, e
     cl_out(&c, node(1), &out, NULL);
     check_rc(rc);
 }
+static void call_unknown(struct replica *r, struct consensus_out *out, enum rc *rc)
+{
+    raft_ops.replica_unknown(r, number(2), c.now, out);
+    *rc = RC_OK;
+}
+
 static void call_transfer(struct replica *r, struct consensus_out *out, enum rc *rc)
 {
     *rc = raft_ops.transfer(r, number(2), c.now, out);
@@ -494,6 +500,8 @@ static void run_words(void)
         cmd_liveness(true);
     } else if (strcmp(name, "reset") == 0) {
         cl_link_reset(&c, node(1), node(2));
+    } else if (strcmp(name, "unknown") == 0) {
+        request(call_unknown);
     } else if (strcmp(name, "crash") == 0) {
         (void)running(1);
         cl_crash(&c, node(1), words_count > 2 ? (uint32_t)number(2) : 0);
