@@ -122,6 +122,9 @@ static void step(struct sim *s, uint32_t slot, bool is_churn)
         return;
     }
     struct sim_group *x = &s->groups[slot];
+    if (c.index < x->members.index) {
+        return;  // One that was removed and has not heard that others lead: the record knows more.
+    }
     if (c.index > x->members.index) {
         config_copy(&x->members, &c);
         if (s->app->members_changed) {
