@@ -131,6 +131,8 @@ START_TEST(large_entries_in_memory_wait_for_the_turn_of_those_on_disk)
     ck_assert(is_done);
     ck_assert_uint_gt(fresh, 2);
     const uint64_t reads = metrics(1).cold_reads - before;
+    run_ms(5000);
+    ck_assert_uint_eq(machine(3, FRESH)->entries, fresh);
     ck_assert_uint_le(reads, FRESH * (EACH + 1) + GROUPS);  // Each entry once, and a first one to find out that it is large.
 }
 END_TEST
