@@ -75,6 +75,7 @@ struct broker_queue {
                                   // to be promoted.
     uint8_t filling;              // Likewise: announced or in the group, not known to vote yet.
     uint8_t lost;                 // Likewise: lost their memory, to be made anew.
+    uint8_t vacant;               // Likewise: places of forgotten nodes, no member of the group any more.
     struct span arguments;
     const struct queue_target *target;  // Cut behind its last member; another one after a change of members.
 };
@@ -213,10 +214,12 @@ void broker_queue_led(struct broker *b, void *owner);
 // From queue_service_config.lost, likewise: the record is to say so, that the leader replaces this node's replica.
 void broker_queue_lost(struct broker *b, void *owner);
 // Does a majority of the queue's voters remember what it promised, on nodes that `is_here` says are there, without what
-// `node_id` holds? True as well if that node has no member. A member that is joining, being filled, not to be promoted or
-// lost is none.
-bool broker_queue_lives_without(const struct broker_queue *q, uint32_t node_id, bool (*is_here)(void *ctx, uint32_t node_id),
-                                void *ctx);
+// `node_id` holds? It lives as well if that node has no member. A member that is joining, being filled, not to be promoted or
+// lost is none, nor is a vacant place one to be counted. It lives soon if it lived with those that are being filled: they
+// may vote already, and the record says so later.
+enum broker_queue_without { QUEUE_DIES, QUEUE_LIVES_SOON, QUEUE_LIVES };
+enum broker_queue_without broker_queue_without(const struct broker_queue *q, uint32_t node_id,
+                                               bool (*is_here)(void *ctx, uint32_t node_id), void *ctx);
 // The same of a group on this node, `own_id`, by what its status `s` says; true as well if that node has no voter in it.
 struct consensus_status;
 bool broker_group_lives_without(const struct consensus_status *s, uint32_t node_id, uint32_t own_id,

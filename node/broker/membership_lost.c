@@ -30,19 +30,26 @@ void broker_queue_lost(struct broker *b, void *owner)
     }
 }
 
-bool broker_queue_lives_without(const struct broker_queue *q, uint32_t node_id, bool (*is_here)(void *ctx, uint32_t node_id),
-                                void *ctx)
+enum broker_queue_without broker_queue_without(const struct broker_queue *q, uint32_t node_id,
+                                               bool (*is_here)(void *ctx, uint32_t node_id), void *ctx)
 {
     bool is_member = false;
-    uint32_t voters = 0, here = 0;
+    uint32_t voters = 0, here = 0, coming = 0, coming_here = 0;
     for (uint32_t i = 0; i < q->target->members_count; i++) {
         const struct member *m = &q->target->members[i];
-        const bool is_voter = !((q->joining | q->filling | q->non_voters) >> i & 1);
         is_member = is_member || m->node_id == node_id;
-        voters += is_voter;
-        here += is_voter && !(q->lost >> i & 1) && m->node_id != node_id && is_here(ctx, m->node_id);
+        if ((q->non_voters | q->vacant) >> i & 1) {
+            continue;
+        }
+        const bool is_coming = (q->joining | q->filling) >> i & 1;
+        const bool counts = !(q->lost >> i & 1) && m->node_id != node_id && is_here(ctx, m->node_id);
+        *(is_coming ? &coming : &voters) += 1;
+        *(is_coming ? &coming_here : &here) += counts;
     }
-    return !is_member || here * 2 > voters;
+    if (!is_member || here * 2 > voters) {
+        return QUEUE_LIVES;
+    }
+    return (here + coming_here) * 2 > voters + coming ? QUEUE_LIVES_SOON : QUEUE_DIES;
 }
 
 bool broker_group_lives_without(const struct consensus_status *s, uint32_t node_id, uint32_t own_id,

@@ -122,6 +122,7 @@ static void draft_init(struct draft *d, const struct queue *q)
         d->members[i].is_filling = queue_member_is_filling(q, i);
         d->members[i].is_non_voter = !queue_member_wants_vote(q, i);
         d->members[i].is_lost = queue_member_is_lost(q, i);
+        d->members[i].is_vacant = q->pub.vacant >> i & 1;
     }
 }
 
@@ -296,7 +297,8 @@ static enum step step_removed(struct change *c, struct group *g, const struct co
     const uint32_t node_id = q->pub.target->members[i].node_id;
     const bool is_gone = node_is_gone(b, node_id), is_lost = queue_member_is_lost(q, i);
     const uint32_t heir = is_gone ? candidate(b, q, node_id) : is_lost && is_up(b, node_id) ? node_id : 0;
-    if ((is_gone || is_lost) && heir == 0) {
+    const bool is_vacated = heir == 0 && is_gone && !(q->pub.vacant >> i & 1) && !broker_node_successor(b, node_id);
+    if ((is_gone || is_lost) && heir == 0 && !is_vacated) {
         return STEP_NOTHING;  // Its place stays, for a node that comes.
     }
     if (!is_proven(c, s)) {
@@ -304,7 +306,9 @@ static enum step step_removed(struct change *c, struct group *g, const struct co
     }
     struct draft d;
     draft_init(&d, q);
-    if (heir != 0) {
+    if (is_vacated) {
+        d.members[i].is_vacant = true;  // No voter, for who asks whether the queue lives without another member.
+    } else if (heir != 0) {
         draft_announce(&d, i, heir, !queue_member_wants_vote(q, i));
     } else {
         draft_drop(&d, i);

@@ -143,7 +143,7 @@ static void decode_members(const Warren__QueueRecord *r, uint64_t group, struct 
 {
     q->founders_count = (uint8_t)r->n_member_nodes;
     q->has_founders = r->n_members > 0;
-    q->pub.joining = q->pub.filling = q->pub.non_voters = q->pub.lost = 0;
+    q->pub.joining = q->pub.filling = q->pub.non_voters = q->pub.lost = q->pub.vacant = 0;
     q->pub.target = t;
     t->group = group;
     if (r->n_members == 0) {
@@ -165,6 +165,7 @@ static void decode_members(const Warren__QueueRecord *r, uint64_t group, struct 
         q->pub.filling |= (uint8_t)(m->is_filling << i);
         q->pub.non_voters |= (uint8_t)(m->is_non_voter << i);
         q->pub.lost |= (uint8_t)(m->is_lost << i);
+        q->pub.vacant |= (uint8_t)(m->is_vacant << i);
     }
     if (q->founders_count > 0) {
         memcpy((uint32_t *)(uintptr_t)founders_of(q), r->member_nodes, q->founders_count * sizeof(uint32_t));

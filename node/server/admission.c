@@ -155,7 +155,7 @@ static bool is_queue_node_here(void *ctx, uint32_t node_id)
 static void look_at_queue(void *ctx, const struct broker_queue *q)
 {
     struct at_risk *r = ctx;
-    if (!broker_queue_lives_without(q, r->voters->lost, is_queue_node_here, r->voters) && r->count++ == 0) {
+    if (broker_queue_without(q, r->voters->lost, is_queue_node_here, r->voters) != QUEUE_LIVES && r->count++ == 0) {
         snprintf(r->first, sizeof(r->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
     }
 }

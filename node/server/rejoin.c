@@ -28,6 +28,8 @@ enum {
     PROBE_MS = 10000,        // The other node must greet within this.
     JOIN_MS = 60000,         // An asker is answered at the latest.
     FORGET_MS = 10000,
+    SOON_MS = 5000,          // Replicas that are being filled may vote by then.
+    CHECK_AGAIN_MS = 50,
 };
 #define NS_PER_MS 1000000ull
 
@@ -346,16 +348,19 @@ struct waiter {
 struct queue_check {
     struct broker *broker;
     uint32_t leaving;
-    char first[300];  // A queue that would lose its majority.
-    uint32_t count;
-    uint32_t self, groups;  // This node; groups here that would.
+    char first[300];         // A queue that would lose its majority; that would lose it now.
+    char first_soon[300];
+    uint32_t count, soon;
+    uint32_t self, groups;   // This node; groups here that would lose it now.
 };
 
 struct forgetting {
     struct node *node;
     char name[PEER_NAME_MAX + 1];
     uint64_t replica_id;   // In the metadata group.
-    uint64_t until;
+    uint64_t until;        // It is deleted, and this is waited for. 0: not yet.
+    uint64_t give_up_at;   // Looking again and again until then.
+    uint64_t look_at;      // Next. UINT64_MAX: under way.
     struct queue_check check;
     uint32_t worker;       // Whose groups are looked at.
     struct waiter *waiters;
@@ -377,8 +382,12 @@ static bool is_known(void *ctx, uint32_t node_id)
 static void check_queue(void *ctx, const struct broker_queue *q)
 {
     struct queue_check *c = ctx;
-    if (!broker_queue_lives_without(q, c->leaving, is_known, c) && c->count++ == 0) {
+    const enum broker_queue_without how = broker_queue_without(q, c->leaving, is_known, c);
+    if (how == QUEUE_DIES && c->count++ == 0) {
         snprintf(c->first, sizeof(c->first), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
+    }
+    if (how == QUEUE_LIVES_SOON && c->soon++ == 0) {
+        snprintf(c->first_soon, sizeof(c->first_soon), "%.*s", (int)q->name.len, (const char *)q->name.ptr);
     }
 }
 
@@ -422,6 +431,12 @@ static void forget_end(struct node *n, enum rc rc, const char *text)
     free(f);
 }
 
+static void wait_until_it_is_out(struct forgetting *f)
+{
+    f->until = now_ns() + FORGET_MS * NS_PER_MS;
+    f->node->reconcile_at_ns = 0;
+}
+
 static void on_forgotten(void *ctx, const struct broker_result *r)
 {
     struct node *n = ctx;
@@ -429,8 +444,29 @@ static void on_forgotten(void *ctx, const struct broker_result *r)
         forget_end(n, r->rc, r->text);
         return;
     }
-    n->forgetting->until = now_ns() + FORGET_MS * NS_PER_MS;
-    n->reconcile_at_ns = 0;
+    wait_until_it_is_out(n->forgetting);
+}
+
+// Not now, but soon, perhaps: what was being filled may vote already, and its record has yet to say so.
+static void look_again(struct forgetting *f, uint64_t now)
+{
+    char text[900];
+    if (now < f->give_up_at) {
+        f->look_at = now + CHECK_AGAIN_MS * NS_PER_MS;
+        return;
+    }
+    if (f->check.soon > 0) {
+        snprintf(text, sizeof(text),
+                 "%u queues have no majority of their members without node %s as long as their new replicas are being "
+                 "filled, the first is '%s': wait for that, or bring it back",
+                 f->check.soon, f->name, f->check.first_soon);
+    } else {
+        snprintf(text, sizeof(text),
+                 "%u queues have no majority of voters without node %s now: wait until their new replicas "
+                 "are filled, or bring it back",
+                 f->check.groups, f->name);
+    }
+    forget_end(f->node, RC_CONFLICT, text);
 }
 
 static void checked(void *arg)
@@ -438,12 +474,7 @@ static void checked(void *arg)
     struct forgetting *f = arg;
     struct node *n = f->node;
     if (f->check.groups > 0) {
-        char text[400];
-        snprintf(text, sizeof(text),
-                 "%u queues have no majority of voters without node %s now: wait until their new replicas "
-                 "are filled, or bring it back",
-                 f->check.groups, f->name);
-        forget_end(n, RC_CONFLICT, text);
+        look_again(f, now_ns());
         return;
     }
     broker_node_delete(n->workers[0].broker, span_str(f->name), on_forgotten, n);
@@ -456,6 +487,40 @@ static void check_worker(void *arg)
     host_group_each(n->workers[f->worker].host, check_group, &f->check);
     const bool is_last = ++f->worker == n->workers_count;
     node_post(n, is_last ? 0 : f->worker, is_last ? checked : check_worker, f);
+}
+
+static void look(struct forgetting *f, uint64_t now)
+{
+    struct node *n = f->node;
+    struct broker *b = n->workers[0].broker;
+    const struct broker_node *known = broker_node_find(b, span_str(f->name));
+    char text[900];
+    if (!known || known->replica_id != f->replica_id) {
+        wait_until_it_is_out(f);  // Another member was asked, too.
+        return;
+    }
+    if (host_node_is_alive(n->workers[0].host, known->node_id)) {
+        snprintf(text, sizeof(text), "node %s is running: it must be stopped before it is removed from the cluster", f->name);
+        forget_end(n, RC_CONFLICT, text);
+        return;
+    }
+    f->check = (struct queue_check){.broker = b, .leaving = known->node_id, .self = n->identity.node_id};
+    broker_vhost_each(b, check_vhost, &f->check);
+    if (f->check.count > 0) {
+        snprintf(text, sizeof(text),
+                 "%u queues would be left without a majority of their members, the first is '%s'. Delete "
+                 "them first, or bring node %s back",
+                 f->check.count, f->check.first, f->name);
+        forget_end(n, RC_CONFLICT, text);
+        return;
+    }
+    if (f->check.soon > 0) {
+        look_again(f, now);
+        return;
+    }
+    f->look_at = UINT64_MAX;
+    f->worker = 0;
+    node_post(n, 0, check_worker, f);
 }
 
 void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc rc, const char *text), void *arg)
@@ -474,36 +539,29 @@ void member_forget(void *ctx, const char *name, void (*done)(void *arg, enum rc 
         done(arg, known ? RC_BUSY : RC_NOT_FOUND, text);
         return;
     }
-    if (known->node_id == n->identity.node_id || host_node_is_alive(n->workers[0].host, known->node_id)) {
+    if (known->node_id == n->identity.node_id) {
         snprintf(text, sizeof(text),
                  "node %s is running: it must be stopped before it is removed from the cluster", name);
         done(arg, RC_CONFLICT, text);
         return;
     }
-    struct queue_check c = {.broker = b, .leaving = known->node_id};
-    broker_vhost_each(b, check_vhost, &c);
-    if (c.count > 0) {
-        snprintf(text, sizeof(text),
-                 "%u queues would be left without a majority of their members, the first is '%s'. Delete "
-                 "them first, or bring node %s back",
-                 c.count, c.first, name);
-        done(arg, RC_CONFLICT, text);
-        return;
-    }
     struct forgetting *f = mem_zalloc(sizeof(*f));
-    *f = (struct forgetting){.node = n, .replica_id = known->replica_id};
+    *f = (struct forgetting){.node = n, .replica_id = known->replica_id, .give_up_at = now_ns() + SOON_MS * NS_PER_MS};
     snprintf(f->name, sizeof(f->name), "%s", name);
-    f->check = (struct queue_check){.broker = b, .leaving = known->node_id, .self = n->identity.node_id};
     wait_for_it(f, done, arg);
     n->forgetting = f;
-    node_post(n, 0, check_worker, f);
+    look(f, now_ns());
 }
 
 uint64_t forget_turn(struct node *n, uint64_t now)
 {
     struct forgetting *f = n->forgetting;
+    if (f && f->until == 0 && now >= f->look_at) {
+        look(f, now);
+        f = n->forgetting;
+    }
     if (!f || f->until == 0) {
-        return UINT64_MAX;
+        return f ? f->look_at : UINT64_MAX;
     }
     struct consensus_status s;
     group_status(metastore_group(n->metastore), &s);

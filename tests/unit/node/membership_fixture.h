@@ -7,7 +7,7 @@
 
 // ---- fixture -----------------------------------------------------------------------------------------------------
 
-enum { A = 1, B = 2, C = 3, D = 4, GROUP = 100 };  // Nodes; replicas of the founding members are GROUP + 1, 2, 3.
+enum { A = 1, B = 2, C = 3, D = 4, E = 5, GROUP = 100 };  // Nodes; replicas of the founding members are GROUP + 1, 2, 3.
 
 static struct broker *b;
 static const struct meta_subscriber *sub;
@@ -45,7 +45,7 @@ static void tell_node(uint32_t name, uint32_t node_id, uint32_t former)
 
 static void tell_queue(uint32_t founders)
 {
-    uint32_t nodes[] = {A, B, C};
+    uint32_t nodes[] = {A, B, C, D, E};
     Warren__QueueRecord r = WARREN__QUEUE_RECORD__INIT;
     r.type = "quorum";
     r.durable = true;

@@ -237,7 +237,12 @@ static bool is_up(void *ctx, uint32_t node_id)
 
 static bool lives_without(uint32_t node_id)
 {
-    return broker_queue_lives_without(queue(), node_id, is_up, NULL);
+    return broker_queue_without(queue(), node_id, is_up, NULL) == QUEUE_LIVES;
+}
+
+static bool will_live_without(uint32_t node_id)
+{
+    return broker_queue_without(queue(), node_id, is_up, NULL) == QUEUE_LIVES_SOON;
 }
 
 START_TEST(a_queue_lives_without_a_member_while_the_others_are_a_majority)
@@ -260,6 +265,34 @@ START_TEST(it_does_not_live_without_one_of_the_two_that_remember)
     ck_assert(lives_without(C));
     pass(300);
     ck_assert(lives_without(B));
+}
+END_TEST
+
+// A cluster is made smaller by forgetting: each majority is one of those that are left.
+START_TEST(a_place_that_a_forgotten_node_left_is_no_voter_that_is_missing)
+{
+    tell_node(D, D, 0);
+    tell_node(E, E, 0);
+    begin(5);
+    forget_node(E);
+    pass(1000);
+    forget_node(D);
+    pass(1000);
+    ck_assert_uint_eq(queue()->target->members_count, 5);  // The places stay.
+    ck_assert_uint_eq(world.config.count, 3);
+    ck_assert(lives_without(B));
+    world.is_down[C] = true;
+    ck_assert(!lives_without(B));
+    const uint32_t writes = world.writes;
+    broker_queue_led(b, world.owner);
+    pass(1000);
+    ck_assert_uint_eq(world.writes, writes);
+    world.is_down[C] = false;
+    tell_node(D, 33, 0);  // A new d@x.
+    pass(1000);
+    ck_assert_uint_eq(config_voters(&world.config), 4);
+    ck_assert_uint_eq(queue()->vacant & (queue()->vacant - 1), 0);  // One is filled, and counts again.
+    ck_assert_uint_ne(queue()->vacant, 0);
 }
 END_TEST
 
@@ -290,6 +323,10 @@ START_TEST(a_member_that_is_being_filled_is_no_majority)
     ck_assert(!lives_without(B));
     ck_assert(!lives_without(A));
     ck_assert(lives_without(C));
+    ck_assert(will_live_without(B));
+    world.is_down[C] = true;
+    ck_assert(!will_live_without(B));  // It cannot be filled.
+    world.is_down[C] = false;
     world.is_level = true;
     pass(1000);
     ck_assert_uint_eq(config_voters(&world.config), 3);
@@ -516,6 +553,7 @@ int main(void)
     tcase_add_test(t, nothing_is_concluded_from_what_is_missing_while_everything_is_told_again);
     tcase_add_test(t, a_queue_lives_without_a_member_while_the_others_are_a_majority);
     tcase_add_test(t, it_does_not_live_without_one_of_the_two_that_remember);
+    tcase_add_test(t, a_place_that_a_forgotten_node_left_is_no_voter_that_is_missing);
     tcase_add_test(t, members_that_do_not_vote_are_no_majority);
     tcase_add_test(t, a_member_that_is_being_filled_is_no_majority);
     tcase_add_test(t, a_member_that_is_made_anew_is_no_majority_until_it_votes);
