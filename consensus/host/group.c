@@ -157,7 +157,7 @@ static void execute_messages(struct group *g, struct consensus_out *out)
             hold_back(g, node, m);
             group_mark_dirty(g);
         } else {
-            host_send_message(h, g, node, m);
+            host_frame_message(h, g, node, m);
         }
     }
 }

@@ -189,7 +189,7 @@ static void note_group_done(struct host *h, struct note *n)
     if (!group_is_gone(g)) {
         // Answers first: what the engine says after them is newer.
         for (struct gated *m = n->gated; m; m = m->next) {
-            host_send_message(h, g, m->node, &m->msg);
+            host_frame_message(h, g, m->node, &m->msg);
         }
         struct consensus_out out;
         if (n->has_hard_state) {
@@ -355,11 +355,11 @@ static void peers_run(struct host *h)
     list_each(i, &h->peers) {
         struct peer *p = list_entry(i, struct peer, link);
         if (p->fragment.group) {
-            host_send_fragments(h, p);
+            host_fragment_run(h, p);
         }
-        if (p->is_woken || host_send_large_due(h, p)) {
+        if (p->is_woken || host_blocked_large_due(h, p)) {
             p->is_woken = false;
-            host_send_unblock(h, p);
+            host_blocked_retry(h, p);
         }
     }
 }
@@ -451,7 +451,7 @@ uint64_t host_turn(struct host *h)
     host_read_answer(h);
 
     list_each(i, &h->peers) {
-        host_send_flush(h, list_entry(i, struct peer, link));
+        host_frame_flush(h, list_entry(i, struct peer, link));
     }
     struct list notes, large_notes;
     list_init(&notes);
@@ -486,7 +486,7 @@ static void on_reset(void *ctx, uint32_t node, enum net_lane lane)
     struct host *h = ctx;
     struct peer *p = host_peer(h, node);
     if (lane == LANE_LOG) {
-        host_send_lost(h, p);
+        host_frame_forget(p);
         host_liveness_reset(h, p);
     } else if (lane == LANE_BULK) {
         host_snapshot_link(h, node, false);

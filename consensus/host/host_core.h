@@ -12,6 +12,7 @@
 
 enum {
     HOST_FRAME_IOV = 512,             // Ranges of one append frame.
+    HOST_APPEND_COST = 64,            // What an append without entries counts for in the window.
     HOST_FRAME_ENVELOPE = 128 << 10,  // An append envelope is sent when it gets this long.
     HOST_APPLY_BATCH = 64,            // Entries passed to the state machine at once,
     HOST_APPLY_TURN = 1024,           // and to one group before the others have their turn.
@@ -347,21 +348,41 @@ void host_timer_remove(struct group *g);                       // Before it is f
 struct group *host_timer_due(struct host *h, uint64_t now);
 uint64_t host_timer_next(const struct host *h);                // Never later than the earliest deadline.
 
-// host_send.c
-bool host_send_room(struct host *h, struct peer *p);  // May an append frame be started?
-void host_send_message(struct host *h, struct group *g, uint32_t node, const struct consensus_msg *m);
-void host_send_group(struct group *g, bool is_news_due);
-void host_send_flush(struct host *h, struct peer *p);  // Everything gathered for it.
-void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glog_read *r);
-void host_send_fragments(struct host *h, struct peer *p);
-void host_send_lost(struct host *h, struct peer *p);   // The lane was reset: forget what was on its way.
-void host_send_unblock(struct host *h, struct peer *p);
-bool host_send_large_due(struct host *h, struct peer *p);  // One that waits for its turn may have it.
-void host_send_down(struct group *g, struct peer *p);  // After the engine was told that the node is down.
-void host_send_group_gone(struct group *g);
-void host_send_unknown(struct host *h, uint32_t node, uint64_t group, uint64_t replica);
+// host_frame.c: what is gathered for a peer.
+bool host_frame_room(struct host *h, struct peer *p);  // May an append frame be started?
+Cluster__AppendHeader host_frame_header(const struct consensus_msg *m, uint64_t *runs, uint64_t bytes);  // `runs` must outlive it.
+// An append without entries, or one whose `bytes` bytes of entries are the ranges already in p->iov.
+void host_frame_append(struct host *h, struct peer *p, const struct consensus_msg *m, uint64_t bytes);
+void host_frame_append_flush(struct host *h, struct peer *p);
+void host_frame_message(struct host *h, struct group *g, uint32_t node, const struct consensus_msg *m);
+void host_frame_unknown(struct host *h, uint32_t node, uint64_t group, uint64_t replica);
+void host_frame_flush(struct host *h, struct peer *p);   // Everything gathered for it.
+void host_frame_forget(struct peer *p);  // The lane was reset: forget what was on its way.
+void host_frame_lost(struct host *h, struct peer *p);    // A frame was not taken: as if the link had lost it.
 // Appends `m` as field 1 of a batch.
 void host_pack_item(struct buf *to, const ProtobufCMessage *m);
+
+// host_blocked.c: groups without room at a peer, and turns to send in pieces.
+struct blocked *host_blocked_find(const struct group *g, const struct peer *p);
+// `index` is what it has to send next. is_large: it waits for its turn to send in pieces. Else for room.
+void host_block(struct group *g, struct peer *p, uint64_t index, bool is_large);
+void host_unblock(struct blocked *b);
+bool host_is_others_turn(struct host *h, const struct group *g, const struct peer *p);
+bool host_blocked_large_due(struct host *h, struct peer *p);  // One that waits for its turn may have it.
+void host_blocked_retry(struct host *h, struct peer *p);      // There may be room.
+
+// host_fragment.c
+void host_fragment_start(struct group *g, struct peer *p, const struct consensus_msg *m, uint64_t total, struct block *block,
+                         const uint8_t *ptr);
+void host_fragment_run(struct host *h, struct peer *p);  // Goes on with what is on its way in pieces, if anything.
+void host_fragment_end(struct peer *p);
+
+// host_send.c
+void host_send_group(struct group *g, bool is_news_due);
+void host_send_fed(struct group *g, struct peer *p, uint64_t replica, struct glog_read *r);
+void host_send_down(struct group *g, struct peer *p);  // After the engine was told that the node is down.
+void host_send_group_gone(struct group *g);
+uint32_t host_position_of(const struct config *c, uint64_t replica);
 
 // host_recv.c
 void host_receive(struct host *h, uint32_t node, enum net_lane lane, const struct frame *f);

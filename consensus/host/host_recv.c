@@ -14,7 +14,7 @@
 
 static void unknown(struct host *h, uint32_t node, uint64_t group, uint64_t replica)
 {
-    host_send_unknown(h, node, group, replica);
+    host_frame_unknown(h, node, group, replica);
     if (h->config.unknown_group) {
         h->config.unknown_group(h->config.ctx, group, node);
     }

@@ -579,7 +579,7 @@ void host_snapshot_on_piece(struct host *h, uint32_t node, const struct frame *f
     }
     struct group *g = map_get(&h->map, w->group);
     if (g == NULL || g->replica_id != w->to) {
-        host_send_unknown(h, node, w->group, w->to);
+        host_frame_unknown(h, node, w->group, w->to);
         if (h->config.unknown_group) {
             h->config.unknown_group(h->config.ctx, w->group, node);
         }
@@ -601,7 +601,7 @@ static void introduce(struct snap_send *s, uint64_t term)
                                     .from = s->group->replica_id,
                                     .to = s->replica,
                                     .term = term};
-    host_send_message(s->group->host, s->group, s->node, &m);
+    host_frame_message(s->group->host, s->group, s->node, &m);
 }
 
 // Returns when the hold ends; UINT64_MAX: it has.
